@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every option of an engine, validated and resolved once; each resolved default says why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from freewheel.errors import CheckpointError, ConfigError
+from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder
+
+SHIPPED_MODELS = ("demo",)
+"""Checkpoints that come with the package, by name."""
+
+DRAFTERS = ("auto", "mtp", "lookup")
+GRAPHS = ("eager", "tape")
+DTYPES = ("auto", "float32", "bfloat16", "float64")
+MAX_RUN_AHEAD = 3
+
+_WIDTHS = (16, 64, 256, 1024, 4096)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What an engine is asked for.
+
+    `speculate`: drafts a round (0 to 7), by `drafter`: the
+    model's own multi-token-prediction layer (mtp), prompt look-up (lookup), or the first of these
+    that the model has (auto). `run_ahead`: rounds launched before the oldest letter is
+    read (0 to 3). `chunk`: prompt tokens a round computes of one request, at most. `max_batch`:
+    requests decoded together. `context_len`: tokens of prompt and answer together; None takes the
+    model's own limit. `cache_bytes`: budget of the paged cache. `threads`: intra-op CPU threads.
+    `guard`: count host reads in every round (the round itself is the same).
+    """
+
+    model: str
+    speculate: int = 3
+    drafter: str = "auto"
+    graph: str = "tape"
+    run_ahead: int = 2
+    chunk: int = 256
+    max_batch: int = 8
+    prefill_batch: int = 2
+    context_len: int | None = None
+    page_size: int = 64
+    cache_bytes: int = 1 << 30
+    dtype: str = "auto"
+    threads: int = 1
+    guard: bool = False
+
+    def __post_init__(self) -> None:
+        _check_range("speculate", self.speculate, 0, MAX_DEPTH)
+        _check_range("run_ahead", self.run_ahead, 0, MAX_RUN_AHEAD)
+        _check_range("chunk", self.chunk, MAX_VERIFY_WIDTH + 1, 1 << 16)
+        _check_range("max_batch", self.max_batch, 1, 1 << 12)
+        _check_range("prefill_batch", self.prefill_batch, 1, self.max_batch)
+        _check_range("page_size", self.page_size, 1, 1 << 12)
+        _check_range("threads", self.threads, 1, 1 << 10)
+        _check_range("cache_bytes", self.cache_bytes, 1, 1 << 50)
+        if self.context_len is not None:
+            _check_range("context_len", self.context_len, 2, 1 << 24)
+        _check_choice("drafter", self.drafter, DRAFTERS)
+        _check_choice("graph", self.graph, GRAPHS)
+        _check_choice("dtype", self.dtype, DTYPES)
+
+    def ladder(self) -> ShapeLadder:
+        """The rectangles that this engine runs: chunk widths up to `chunk`, which is the widest."""
+        widths = (*(w for w in _WIDTHS if w < self.chunk), self.chunk)
+        return ShapeLadder.build(self.max_batch, self.speculate, widths, self.prefill_batch)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One resolved default and the reason for it, for `inspect` and logs."""
+
+    option: str
+    value: str
+    reason: str
+
+
+@dataclass
+class Decisions:
+    """Collected while an engine starts."""
+
+    made: list[Decision] = field(default_factory=list[Decision])
+
+    def note(self, option: str, value: object, reason: str) -> None:
+        self.made.append(Decision(option, str(value), reason))
+
+
+def find_model(name: str) -> Path:
+    """The folder of a shipped model or of a path. Raises CheckpointError if there is none."""
+    if name in SHIPPED_MODELS:
+        return Path(str(files("freewheel") / "checkpoints" / name))
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"model: {name!r} is neither a folder nor a shipped model ({', '.join(SHIPPED_MODELS)})"
+        )
+    return folder
+
+
+def _check_range(option: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{option}: must be a whole number, got {value!r}")
+    if not low <= value <= high:
+        raise ConfigError(f"{option}: must be between {low} and {high}, got {value}")
+
+
+def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{option}: must be one of {', '.join(choices)}; got {value!r}")

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What proposes drafts. Drafts affect speed only, so a drafter cannot break the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from freewheel.spec.shape import StepShape
+from freewheel.state import CachePool, SequenceState
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A rectangle after its commit: all that a drafter is told."""
+
+    rows: Tensor  # int32 [B]
+    start: Tensor  # int32 [B]  position of the rectangle's first column
+    accept_lens: Tensor  # int32 [B]  columns of it whose tokens are now certain
+    live: Tensor  # int32 [B]  1 where the row goes on and wants drafts
+    hidden: Tensor  # float [B, W, H]  the target's, after its final norm
+
+
+class Drafter(Protocol):
+    """Called once a round, in the graph, after the commit. Writes only drafts."""
+
+    def draft(
+        self, state: SequenceState, cache: CachePool, verified: Verified, shape: StepShape
+    ) -> None:
+        """Keep the drafter's own state current, then write up to `shape.depth` drafts a live row.
+
+        Must also be right when `shape.depth` is 0: a prompt's chunk passes through here.
+        """
+        ...
+
+
+class NoDrafter:
+    """Drafts nothing: every round decides one token."""
+
+    def draft(
+        self, state: SequenceState, cache: CachePool, verified: Verified, shape: StepShape
+    ) -> None:
+        del state, cache, verified, shape

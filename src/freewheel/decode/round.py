@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The round: one program for prompts, chunks, decoding, verifying and drafting. It is captured whole.
+
+A row has `known` certain tokens, the first `computed` of them with stored cache rows, and perhaps
+drafts behind them. A round covers `width` tokens from `computed` on, certain ones first, then
+drafts; asks the target for its own token after each; accepts the drafts that agree; appends what
+was decided; and lets the drafter write new drafts. Nothing here asks what kind of forward it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from freewheel import ops
+from freewheel.decode.choice import choose_next
+from freewheel.decode.drafter import Drafter, Verified
+from freewheel.models.base import Model
+from freewheel.spec.shape import MAX_VERIFY_WIDTH, StepShape
+from freewheel.state import CachePool, InboxLayout, SequenceState, open_step
+
+
+@dataclass(frozen=True)
+class Round:
+    """What every round of an engine works on."""
+
+    state: SequenceState
+    cache: CachePool
+    target: Model
+    drafter: Drafter
+
+    def advance(self, shape: StepShape, inbox: Tensor, outbox: Tensor) -> None:
+        """One round of `shape`. inbox int32 [words], outbox int32 [B, words]: the two letters."""
+        state = self.state
+        rows = self._apply(inbox, shape)  # int32 [B]
+        start, given, query_lens = ops.open_round(
+            state.known_lens,
+            state.computed_lens,
+            state.draft_lens,
+            state.limit_lens,
+            rows,
+            shape.width,
+            shape.choices - 1,
+        )  # int32 [B] each
+
+        view = open_step(state, rows, start, query_lens, shape.width)
+        hidden = self.target.forward(view, self.cache)  # float [B, W, H]
+        logits = self.target.logits(chosen_queries(hidden, given, shape))  # float [B, C, V]
+        choice = choose_next(state, rows, chosen_queries(view.positions, given, shape), logits)
+
+        accept_lens, live = ops.commit(
+            state.tokens,
+            state.known_lens,
+            state.computed_lens,
+            state.draft_lens,
+            state.limit_lens,
+            outbox,
+            state.stop_ids,
+            rows,
+            start,
+            given,
+            query_lens,
+            chosen_queries(view.tokens, given, shape),
+            choice,
+        )  # int32 [B] each
+        verified = Verified(rows, start, accept_lens, live, hidden)
+        self.drafter.draft(state, self.cache, verified, shape)
+
+    def _apply(self, inbox: Tensor, shape: StepShape) -> Tensor:
+        """Apply the letter to the rows; returns the batch's rows, int32 [B]."""
+        layout = InboxLayout.of(shape, self.cache.groups)
+        state = self.state
+        ops.apply_inbox(
+            inbox,
+            state.tokens,
+            state.known_lens,
+            state.computed_lens,
+            state.draft_lens,
+            state.limit_lens,
+            state.minimum_lens,
+            state.page_tables,
+            state.temperature,
+            state.top_p,
+            state.min_p,
+            state.top_k,
+            state.seeds,
+            state.stop_ids,
+            layout.batch,
+            layout.feed_width,
+            layout.page_writes,
+        )
+        return inbox[: shape.batch]
+
+
+def chosen_queries(x: Tensor, given: Tensor, shape: StepShape) -> Tensor:
+    """[B, C, ...] of x [B, W, ...]: the queries whose next token is chosen (see StepShape.choices).
+
+    given int32 [B]: certain tokens in the rectangle, of which a prompt's rectangle takes the last.
+    """
+    if shape.width <= MAX_VERIFY_WIDTH:
+        return x
+    last = (given.long() - 1).clamp(min=0).view(-1, *[1] * (x.dim() - 1))
+    return x.gather(1, last.expand(-1, 1, *x.shape[2:]))

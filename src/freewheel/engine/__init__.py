@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: requests in, text out.
+
+May import `freewheel.config`, `.spec`, `.host` and `.runtime`. Must never touch a tensor.
+"""
+
+from __future__ import annotations
+
+from freewheel.engine.llm import LLM, Prompt
+from freewheel.engine.output import Chunk, Metrics, Output, Piece
+from freewheel.engine.tokenizer import Tokenizer
+
+__all__ = ["LLM", "Chunk", "Metrics", "Output", "Piece", "Prompt", "Tokenizer"]

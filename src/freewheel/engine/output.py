@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request gets back, whole or in pieces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freewheel.spec.sampling import FinishReason
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Counts and seconds of one request.
+
+    `rounds` that decided at least one token, the one that ended the prompt included. `drafted`
+    drafts were verified in them, `accepted` of those became output.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    rounds: int
+    drafted: int
+    accepted: int
+    first_token_seconds: float
+    total_seconds: float
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean tokens decided in a round; 1 without drafts. 0 for a request that decided none."""
+        return self.completion_tokens / self.rounds if self.rounds else 0.0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A stretch of text, and whether its token was an accepted draft."""
+
+    text: str
+    accepted: bool
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one round added to a stream. Joined texts equal the whole output's text."""
+
+    pieces: tuple[Piece, ...]
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    metrics: Metrics | None
+    """Set on the last chunk."""
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A finished request. `token_ids` ends with the stop token, if one ended it; `text` does not."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    metrics: Metrics

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's half: requests, pages, rounds and text, in whole numbers and strings.
+
+May import the standard library, `freewheel.spec` and `freewheel.errors`. Must never import torch
+or numpy: no value of the device can be read here by mistake.
+"""
+
+from __future__ import annotations
+
+from freewheel.host.footprint import page_writes_bound
+from freewheel.host.pages import PageAllocator, RowAllocator
+from freewheel.host.request import Request, RequestState, RequestStats
+from freewheel.host.scheduler import Scheduler, Update
+from freewheel.host.text import TextDelta, TextStream
+
+__all__ = [
+    "PageAllocator",
+    "Request",
+    "RequestState",
+    "RequestStats",
+    "RowAllocator",
+    "Scheduler",
+    "TextDelta",
+    "TextStream",
+    "Update",
+    "page_writes_bound",
+]

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request as the host sees it: what was asked, what has come home, where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from freewheel.errors import RequestError
+from freewheel.host.tenancy import Tenancy
+from freewheel.spec import Admission, FinishReason, RowResult, SamplingParams
+from freewheel.spec.sampling import MAX_STOP_IDS
+
+
+class RequestState(StrEnum):
+    """Where a request stands. A preempted request is waiting again."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+@dataclass
+class RequestStats:
+    """Counted from collected letters. `dropped`: tokens of letters that came after the end of the
+    tenancy that they belonged to. `first_token_time` is whatever clock the caller of `collect`
+    reads."""
+
+    prefill_rounds: int = 0
+    decode_rounds: int = 0
+    drafted: int = 0
+    agreed: int = 0
+    preemptions: int = 0
+    dropped: int = 0
+    first_token_round: int | None = None
+    first_token_time: float | None = None
+
+    def count(self, row: RowResult, prompt: bool, round_id: int, now: float | None) -> None:
+        """Add what a letter says of the request's row. `prompt`: it was a prompt round."""
+        self.prefill_rounds += prompt
+        self.decode_rounds += not prompt
+        self.drafted += row.drafted
+        self.agreed += row.agreed
+        if row.tokens and self.first_token_round is None:
+            self.first_token_round, self.first_token_time = round_id, now
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that worked on this request, those of a preempted tenancy included."""
+        return self.prefill_rounds + self.decode_rounds
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt and its continuation.
+
+    `seed` is resolved (`params.seed`, or one drawn by the caller). `stop_ids` are the ids that
+    end the request on the device: the model's own, unless ignored, and `params.stop_token_ids`.
+    Raises RequestError if they exceed MAX_STOP_IDS.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    context_len: int
+    stop_ids: tuple[int, ...] = ()
+    output: list[int] = field(default_factory=list[int])
+    finish: FinishReason | None = None
+    tenancy: Tenancy | None = None
+    turn: int = -1  # the round it was last launched in; the round it came in before
+    stats: RequestStats = field(default_factory=RequestStats)
+
+    def __post_init__(self) -> None:
+        if len(self.stop_ids) > MAX_STOP_IDS:
+            raise RequestError(
+                "stop_token_ids",
+                f"with the model's own, {len(self.stop_ids)} ids end this request; at most "
+                f"{MAX_STOP_IDS} fit",
+            )
+
+    @property
+    def limit(self) -> int:
+        """Tokens, prompt included, at which the request ends: max_tokens or the context's end."""
+        if self.params.max_tokens is None:
+            return self.context_len
+        return min(len(self.prompt) + self.params.max_tokens, self.context_len)
+
+    @property
+    def minimum(self) -> int:
+        """Tokens, prompt included, before which no stop id may be chosen."""
+        return min(len(self.prompt) + self.params.min_tokens, self.limit)
+
+    @property
+    def known(self) -> int:
+        """Tokens that the host is certain of: the prompt and the output so far."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def state(self) -> RequestState:
+        if self.finish is not None:
+            return RequestState.FINISHED
+        if self.tenancy is None:
+            return RequestState.WAITING
+        return RequestState.PREFILLING if self.tenancy.prefilling else RequestState.DECODING
+
+    @property
+    def row(self) -> int | None:
+        """The row it occupies, or None."""
+        return None if self.tenancy is None else self.tenancy.row
+
+    @property
+    def lower(self) -> int:
+        """`computed` as of the last letter; 0 without a row."""
+        return 0 if self.tenancy is None else self.tenancy.lower
+
+    @property
+    def upper(self) -> int:
+        """The most that `computed` can be once all rounds in flight have run."""
+        return 0 if self.tenancy is None else self.tenancy.upper
+
+    @property
+    def pages(self) -> tuple[tuple[int, ...], ...]:
+        """The pages it holds in each group, in the order of their columns."""
+        return () if self.tenancy is None else tuple(tuple(s.pages) for s in self.tenancy.spans)
+
+    @property
+    def finishing(self) -> bool:
+        """Rounds in flight are certain to bring it to its limit, if nothing ends it before."""
+        return self.tenancy is not None and self.known + self.tenancy.owed >= self.limit
+
+    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """Certain tokens at positions `start` to `stop` (cut at `known`)."""
+        border = len(self.prompt)
+        output = self.output[max(start - border, 0) : max(stop - border, 0)]
+        return (*self.prompt[start:stop], *output)
+
+    def admission(self) -> Admission:
+        """The values that its row starts from."""
+        return Admission(
+            known=self.known,
+            computed=0,
+            limit=self.limit,
+            minimum=self.minimum,
+            temperature=self.params.temperature,
+            top_k=self.params.top_k,
+            top_p=self.params.top_p,
+            min_p=self.params.min_p,
+            seed=self.seed,
+            stop_ids=self.stop_ids,
+        )
+
+    def end(self, reason: FinishReason, length: int | None = None) -> None:
+        """Finish for `reason`, with the first `length` output tokens (None: all of them)."""
+        if length is not None:
+            if not 0 <= length <= len(self.output):
+                raise RequestError("length", f"must be 0 to {len(self.output)}, got {length}")
+            del self.output[length:]
+        self.finish = reason

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who waits and who has a row: admission, preemption and the end of a stay."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from freewheel.errors import FreewheelError
+from freewheel.host.footprint import Footprint
+from freewheel.host.request import Request, RequestState
+from freewheel.host.reserve import Reservations
+from freewheel.host.tenancy import Tenancy
+from freewheel.spec import PageWrite
+
+
+class Roster:
+    """The waiting queue, the rows' tenants in order of admission, and what both may hold."""
+
+    def __init__(self, footprint: Footprint, rows: int) -> None:
+        self.footprint = footprint
+        self.reservations = Reservations(footprint.groups, footprint.group_pages, rows)
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def tenancy(self, request: Request) -> Tenancy:
+        """The tenancy of a running request. Raises FreewheelError if it has none."""
+        if request.tenancy is None:
+            raise FreewheelError(f"request {request.id!r} has no row")
+        return request.tenancy
+
+    def admissible(self) -> Iterator[Request]:
+        """Waiting requests, from the head of the queue on, for which there are rows and pages.
+
+        Each is counted with the pages that it needs to begin decoding; so is every running
+        request, or with those for its next decoding round, and never with less than one page.
+        """
+        spare = [pool.free for pool in self.reservations.pools]
+        for request in self.running:
+            spare = [a - b for a, b in zip(spare, self._outstanding(request), strict=True)]
+        for request in list(self.waiting)[: self.reservations.rows.free]:
+            tokens = self.footprint.start_tokens(request.known, request.limit)
+            need = (self.footprint.pages(group, tokens) for group in self.footprint.groups)
+            spare = [a - b for a, b in zip(spare, need, strict=True)]
+            if min(spare, default=0) < 0:
+                return
+            yield request
+
+    def admit(self, request: Request) -> None:
+        """Give the head of the queue a row."""
+        if self.waiting.popleft() is not request:
+            raise FreewheelError(f"request {request.id!r} admitted out of turn")
+        request.tenancy = self.reservations.admit(request.known, request.limit)
+        self.running.append(request)
+
+    def secure(self, request: Request, tokens: int) -> tuple[PageWrite, ...] | None:
+        """Pages for the first `tokens` tokens, at the price of newer requests if need be.
+
+        None: the row sits this round out, or has itself been preempted. Waiting for the row's own
+        letters comes first, because its bounds may tighten; then waiting for quarantined pages.
+        """
+        tenancy = self.tenancy(request)
+        while True:
+            writes = self.reservations.reserve(tenancy, tokens)
+            if writes is not None:
+                return writes
+            if tenancy.pending or self.reservations.promised(tenancy, tokens):
+                return None
+            if len(self.running) == 1:
+                raise FreewheelError(f"request {request.id!r} was admitted, but can never fit")
+            victim = self.running[-1]
+            self.preempt(victim)
+            if victim is request:
+                return None
+
+    def preempt(self, request: Request) -> None:
+        """Back to the head of the queue, to compute prompt and output so far anew."""
+        self.leave(request)
+        request.stats.preemptions += 1
+        self.waiting.appendleft(request)
+
+    def leave(self, request: Request) -> None:
+        """Take the request off: out of the queue, or out of its row and pages."""
+        if request.tenancy is None:
+            self.waiting.remove(request)
+            return
+        self.running.remove(request)
+        self.reservations.release(request.tenancy)
+        request.tenancy = None
+
+    def _outstanding(self, request: Request) -> tuple[int, ...]:
+        tenancy = self.tenancy(request)
+        if request.state is RequestState.DECODING:
+            tokens = self.footprint.decode_tokens(tenancy.upper)
+            missing = self.reservations.missing(tenancy, tokens)
+        else:
+            tokens = self.footprint.start_tokens(tenancy.known, tenancy.limit)
+            missing = tuple(
+                self.footprint.pages(group, tokens) - len(span.pages)
+                for group, span in zip(self.footprint.groups, tenancy.spans, strict=True)
+            )
+        return tuple(max(1, count) for count in missing)

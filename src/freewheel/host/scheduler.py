@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Continuous batching with rounds in flight: what runs next, and what the letters mean."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from freewheel.errors import ConfigError, FreewheelError, RequestError
+from freewheel.host.chunks import widest_chunk
+from freewheel.host.footprint import Footprint
+from freewheel.host.request import Request
+from freewheel.host.roster import Roster
+from freewheel.host.seats import Seat, decode_seats, prompt_seats, prompt_shape, step_plan
+from freewheel.spec import (
+    CacheGroup,
+    FinishReason,
+    ShapeLadder,
+    StepPlan,
+    StepResult,
+    StepShape,
+)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a letter, or an abort, brought to one request.
+
+    `tokens`: new output, in order. `accepted`: how many of them, from the first on, were drafts.
+    `finish`: why the request ended, or None. A request gets exactly one update with a finish, and
+    none after it; none at all if the host ended it by `Scheduler.finish`.
+    """
+
+    request: Request
+    tokens: tuple[int, ...]
+    accepted: int
+    finish: FinishReason | None
+
+
+class Scheduler:
+    """Turns requests into rounds, and letters into tokens. Same calls, same plans.
+
+    `group_pages` and `rows` count scratch page 0 and scratch row 0. `chunk` caps the width of
+    prompt rectangles (None: the ladder's widest). Up to `run_ahead` rounds may be in flight when
+    another is planned; 0 means launch, collect, launch. Raises ConfigError on options that are
+    out of range or contradict one another.
+
+    Policy:
+
+    - *Kinds.* A round is for prompts or for decoding. While both have work they alternate, so
+      neither starves the other. A prompt's remainder runs in a prompt rectangle, however short.
+      The round of the last chunk emits the first token, and the row decodes from the next round
+      on, without waiting for that letter.
+    - *Prompts.* Served or queued longest ago goes first; `chunks.sharing` says how many share the
+      rectangle. Admission is first come, first served: the head of the queue gets a row when its
+      prompt and first decoding round fit into what is free beyond the needs of running requests
+      (the rest of their prompts; their next decoding round; at least one page each).
+    - *Decoding.* All rows; if they exceed the ladder's batch, those that were launched longest
+      ago.
+    - *Short of pages.* A row whose letters are outstanding, or whose need is in quarantine, sits
+      the round out. Otherwise the request admitted last is preempted, until the pages suffice: it
+      goes to the head of the queue, to compute prompt and output anew. The oldest always stays.
+    """
+
+    def __init__(
+        self,
+        ladder: ShapeLadder,
+        groups: tuple[CacheGroup, ...],
+        group_pages: tuple[int, ...],
+        rows: int,
+        context_len: int,
+        row_width: int,
+        run_ahead: int,
+        chunk: int | None = None,
+    ) -> None:
+        if len(groups) != len(group_pages) or not groups:
+            raise ConfigError(f"group_pages: {len(group_pages)} given for {len(groups)} groups")
+        if len({(shape.width, shape.depth) for shape in ladder.decode}) != 1:
+            raise ConfigError(f"ladder: decoding shapes differ in width or depth: {ladder.decode}")
+        if not 2 <= context_len <= row_width:
+            raise ConfigError(f"context_len: must be 2 to row_width {row_width}, got {context_len}")
+        if run_ahead < 0:
+            raise ConfigError(f"run_ahead: must be at least 0, got {run_ahead}")
+        self.ladder = ladder
+        self.context_len = context_len
+        self.run_ahead = run_ahead
+        width = widest_chunk(ladder, chunk)
+        footprint = Footprint(groups, group_pages, ladder.decode[-1], width, row_width)
+        self.roster = Roster(footprint, rows)
+        self._live: dict[str, Request] = {}
+        self._just_ended: dict[str, Request] = {}
+        self._rounds: deque[tuple[int, list[Seat]]] = deque()
+        self._next_round = 0
+        self._prompts_first = True
+
+    @property
+    def in_flight(self) -> int:
+        """Rounds planned and not yet collected."""
+        return len(self._rounds)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, nothing runs, and every round has been collected."""
+        return not self._live and not self._rounds
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises RequestError for an id in use, an empty prompt, or one that leaves no room for an
+        answer; CapacityError if the pages could never hold it.
+        """
+        prompt, room = len(request.prompt), self.context_len - 1
+        if request.id in self._live:
+            raise RequestError("id", f"{request.id!r} is in use by a live request")
+        if not prompt:
+            raise RequestError("prompt", "is empty; it needs at least one token")
+        if prompt > room:
+            raise RequestError(
+                "prompt",
+                f"has {prompt} tokens; at most {room} fit a context of {self.context_len} with one "
+                f"token of answer",
+            )
+        if request.limit > self.context_len:
+            raise RequestError("context_len", f"{request.context_len} exceeds {self.context_len}")
+        self.roster.footprint.check(request)
+        request.turn = self._next_round - 1
+        self._live[request.id] = request
+        self.roster.waiting.append(request)
+
+    def abort(self, request_id: str) -> Update | None:
+        """End a request now and drop what is in flight for it. None if it is not live."""
+        request = self._live.get(request_id)
+        if request is None:
+            return None
+        self._end(request, FinishReason.ABORT)
+        return Update(request, (), 0, FinishReason.ABORT)
+
+    def finish(self, request_id: str, reason: FinishReason, length: int | None = None) -> bool:
+        """End a request for a reason that only the host sees, such as a stop string.
+
+        `length`: how many of its output tokens count (None: all so far). If the device ended the
+        request in the letter collected last, `reason` and `length` replace the device's: the stop
+        string came first. False, and no change, for any other request that is not live.
+        """
+        request = self._live.get(request_id)
+        if request is not None:
+            self._end(request, reason, length)
+            return True
+        if request_id not in self._just_ended:
+            return False
+        self._just_ended[request_id].end(reason, length)
+        return True
+
+    def plan(self) -> StepPlan | None:
+        """The next round; None if there is no work, or if a letter must be collected first."""
+        if self.in_flight > self.run_ahead:
+            return None
+        tenants = len(self.roster.running)
+        for prompts in (self._prompts_first, not self._prompts_first):
+            if prompts:
+                seats = prompt_seats(self.roster, self.ladder)
+            else:
+                seats = decode_seats(self.roster, self.ladder)
+            if seats:
+                self._prompts_first = not prompts
+                fit = prompt_shape if prompts else _decode_shape
+                return self._launch(fit(seats, self.ladder), seats)
+        if len(self.roster.running) < tenants:
+            return self.plan()  # all who were chosen lost their rows: choose among those who stay
+        if self._live and not self._rounds:
+            raise FreewheelError("requests are live and nothing is in flight, but no row can run")
+        return None
+
+    def collect(self, result: StepResult, now: float | None = None) -> list[Update]:
+        """Read the letter of the oldest round in flight. `now`: the time, for statistics.
+
+        Rows without new tokens, and tenancies that have ended since the launch, give no update.
+        Raises FreewheelError if this letter is not the one that is due.
+        """
+        seats = self._due(result)
+        self._just_ended = {}
+        updates: list[Update] = []
+        for seat, row in zip(seats, result.rows, strict=True):
+            if not seat.tenancy.open:
+                seat.request.stats.dropped += len(row.tokens)
+                continue
+            seat.tenancy.settle(row.computed, seat.advance, seat.emits)
+            seat.request.stats.count(row, seat.start is not None, result.round_id, now)
+            seat.request.output.extend(row.tokens)
+            if row.finish is not None:
+                self._end(seat.request, row.finish)
+                self._just_ended[seat.request.id] = seat.request
+            else:
+                self.roster.reservations.trim(seat.tenancy)
+            if row.tokens or row.finish is not None:
+                updates.append(Update(seat.request, row.tokens, row.agreed, row.finish))
+        self.roster.reservations.collected(result.round_id)
+        return updates
+
+    def _launch(self, shape: StepShape, seats: list[Seat]) -> StepPlan:
+        plan = step_plan(self._next_round, shape, seats)
+        for seat in seats:
+            seat.tenancy.launch(plan.round_id, seat.advance, seat.emits)
+            seat.request.turn = plan.round_id
+        self._rounds.append((plan.round_id, seats))
+        self._next_round += 1
+        return plan
+
+    def _due(self, result: StepResult) -> list[Seat]:
+        if not self._rounds:
+            raise FreewheelError(f"letter of round {result.round_id}, but none is in flight")
+        round_id, seats = self._rounds[0]
+        expected = (round_id, tuple(seat.tenancy.row for seat in seats))
+        got = (result.round_id, tuple(row.row for row in result.rows))
+        if got != expected:
+            raise FreewheelError(f"letter of (round, rows) {got}; {expected} is due")
+        self._rounds.popleft()
+        return seats
+
+    def _end(self, request: Request, reason: FinishReason, length: int | None = None) -> None:
+        request.end(reason, length)
+        self.roster.leave(request)
+        del self._live[request.id]
+
+
+def _decode_shape(seats: list[Seat], ladder: ShapeLadder) -> StepShape:
+    return ladder.fit_decode(len(seats))

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of the next round: the two kinds of round, and who takes part."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from freewheel.host.chunks import sharing
+from freewheel.host.request import Request, RequestState
+from freewheel.host.roster import Roster
+from freewheel.host.tenancy import Tenancy
+from freewheel.spec import Admission, Feed, PageWrite, ShapeLadder, StepPlan, StepShape
+
+
+@dataclass(frozen=True)
+class Seat:
+    """One row of a round.
+
+    `advance`: the most tokens by which `computed` grows. `emits`: at least one token is chosen.
+    `start`: the first prompt position that the round computes; None in a decoding round.
+    """
+
+    request: Request
+    tenancy: Tenancy
+    writes: tuple[PageWrite, ...]
+    advance: int
+    emits: bool
+    start: int | None = None
+
+    @property
+    def admission(self) -> Admission | None:
+        """What the row starts from, if this is the tenancy's first round."""
+        return self.request.admission() if self.tenancy.last_round < 0 else None
+
+    def feed(self, width: int) -> Feed | None:
+        """The chunk, and the token behind it, which the drafter reads at the chunk's end."""
+        if self.start is None:
+            return None
+        stop = min(self.start + width + 1, self.tenancy.known)
+        return Feed(self.start, self.request.tokens(self.start, stop))
+
+
+def prompt_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
+    """Rows on their way through a prompt, and new ones: served or queued longest ago goes first.
+
+    `chunks.sharing` says how many. Pages are reserved to the end of each row's chunk.
+    """
+    started = [r for r in roster.running if r.state is RequestState.PREFILLING]
+    started.sort(key=lambda r: r.turn)
+    queue = list(heapq.merge(started, roster.admissible(), key=lambda r: r.turn))
+    chosen = queue[: sharing(ladder, [_chunk(roster, request) for request in queue])]
+    joining = [request for request in chosen if request.tenancy is None]
+    seats = [_prompt_seat(roster, r) for r in tuple(roster.running) if r in chosen]
+    for request in joining:
+        # A preemption just now puts the victim before them, and its turn comes first.
+        if roster.waiting[0] is request:
+            roster.admit(request)
+            seats.append(_prompt_seat(roster, request))
+    return [seat for seat in seats if seat is not None]
+
+
+def decode_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
+    """Rows that decode; those launched longest ago, if they exceed the ladder's batch.
+
+    Leaves out requests that rounds in flight will finish for certain.
+    """
+    ready = [r for r in roster.running if r.state is RequestState.DECODING and not r.finishing]
+    chosen = sorted(ready, key=lambda r: r.turn)[: ladder.max_batch]
+    seats = [_decode_seat(roster, r) for r in ready if r in chosen]
+    return [seat for seat in seats if seat is not None]
+
+
+def prompt_shape(seats: list[Seat], ladder: ShapeLadder) -> StepShape:
+    """The smallest prompt rectangle for these rows."""
+    ready = any(seat.emits for seat in seats)
+    return ladder.fit_prefill(len(seats), max(seat.advance for seat in seats), ready)
+
+
+def step_plan(round_id: int, shape: StepShape, seats: list[Seat]) -> StepPlan:
+    """The letter for the device."""
+    return StepPlan(
+        round_id=round_id,
+        shape=shape,
+        rows=tuple(seat.tenancy.row for seat in seats),
+        admissions=tuple(seat.admission for seat in seats),
+        feeds=tuple(seat.feed(shape.width) for seat in seats),
+        page_writes=tuple(write for seat in seats for write in seat.writes),
+    )
+
+
+def _chunk(roster: Roster, request: Request) -> int:
+    """Tokens of the request's next prompt chunk."""
+    return min(request.known - request.upper, roster.footprint.chunk)
+
+
+def _prompt_seat(roster: Roster, request: Request) -> Seat | None:
+    # An older request may have preempted this one since it was chosen.
+    if request.tenancy is None:
+        return None
+    tenancy = request.tenancy
+    start, given = tenancy.upper, _chunk(roster, request)
+    tokens = roster.footprint.chunk_tokens(start, given, tenancy.known)
+    writes = roster.secure(request, tokens)
+    if writes is None:
+        return None
+    return Seat(request, tenancy, writes, given, start + given == tenancy.known, start)
+
+
+def _decode_seat(roster: Roster, request: Request) -> Seat | None:
+    if request.tenancy is None:
+        return None
+    tenancy = request.tenancy
+    writes = roster.secure(request, roster.footprint.decode_tokens(tenancy.upper))
+    if writes is None:
+        return None
+    return Seat(request, tenancy, writes, roster.footprint.decode.width, True)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One stay of a request in a row, and what rounds in flight may have done to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from freewheel.errors import FreewheelError
+
+
+@dataclass
+class PageSpan:
+    """The columns of one group's page table that a row holds: `pages[i]` is in `first + i`."""
+
+    first: int = 0
+    pages: list[int] = field(default_factory=list[int])
+
+    @property
+    def end(self) -> int:
+        """The first column not written yet."""
+        return self.first + len(self.pages)
+
+
+@dataclass(eq=False)
+class Tenancy:
+    """A request's stay in a row, from its admission to its finish, abort or preemption.
+
+    Letters are matched to the tenancy that was launched, never to a row number: the row may have
+    a new tenant by the time a letter arrives.
+
+    `known`: tokens certain at admission. `limit`: tokens at which the row finishes. `lower`: the
+    row's `computed` as of the last letter. `pending`: the most tokens by which rounds in flight
+    may advance it. `owed`: rounds in flight which emit at least one token each, unless the row
+    has finished. `last_round`: the last round launched with this row; -1 before the first.
+    """
+
+    row: int
+    known: int
+    limit: int
+    spans: tuple[PageSpan, ...]
+    lower: int = 0
+    pending: int = 0
+    owed: int = 0
+    last_round: int = -1
+    open: bool = True
+
+    @property
+    def upper(self) -> int:
+        """The most that `computed` can be once every round in flight has run.
+
+        Exact until the prompt's last chunk is launched. A row that holds `limit` tokens has
+        computed all but the last of them, and stays there.
+        """
+        return min(self.lower + self.pending, self.limit - 1)
+
+    @property
+    def prefilling(self) -> bool:
+        """Some token certain at admission has not been launched yet."""
+        return self.upper < self.known
+
+    def launch(self, round_id: int, advance: int, emits: bool) -> None:
+        """A round that advances the row by at most `advance` tokens is on its way."""
+        self.last_round = round_id
+        self.pending += advance
+        self.owed += emits
+
+    def settle(self, computed: int, advance: int, emits: bool) -> None:
+        """The letter of such a round says `computed`. Raises FreewheelError if it cannot be."""
+        if not self.lower <= computed <= self.lower + advance:
+            raise FreewheelError(
+                f"row {self.row} reports {computed} computed tokens; expected {self.lower} to "
+                f"{self.lower + advance}"
+            )
+        self.lower = computed
+        self.pending -= advance
+        self.owed -= emits

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model families, and the way from a folder on disk to a model in memory.
+
+May import torch, safetensors, `freewheel.spec`, `freewheel.nn`, `freewheel.state` and
+`freewheel.errors`. Families do not import one another; what they share is in `freewheel.nn`.
+"""
+
+from __future__ import annotations
+
+from freewheel.models.base import DraftHead, Model
+from freewheel.models.folder import ModelFolder, StoredTensor, open_folder
+from freewheel.models.load import LoadedModel, LoadReport, load_folder, load_model
+from freewheel.models.weights import Catalogue, RandomSource, SafetensorsSource
+
+__all__ = [
+    "Catalogue",
+    "DraftHead",
+    "LoadReport",
+    "LoadedModel",
+    "Model",
+    "ModelFolder",
+    "RandomSource",
+    "SafetensorsSource",
+    "StoredTensor",
+    "load_folder",
+    "load_model",
+    "open_folder",
+]

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the round may know of a model: two protocols."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from freewheel.spec.cache import CacheGroup
+from freewheel.spec.model import ModelSpec
+from freewheel.state import CachePool, StepView
+
+
+class Model(Protocol):
+    """A language model over paged caches."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    def cache_groups(self, page_size: int, dtype: str) -> tuple[CacheGroup, ...]:
+        """What the model stores for a token: pages of `page_size` tokens, elements of `dtype`.
+
+        Includes what its draft head stores, if one was loaded with it.
+        """
+        ...
+
+    def forward(self, view: StepView, cache: CachePool) -> Tensor:
+        """Hidden states [B, W, H] behind the final norm, of the queries in `view`."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Float32 [..., V] (float64 in a float64 model) of hidden [..., H]."""
+        ...
+
+
+class DraftHead(Protocol):
+    """A multi-token-prediction head that reads a model's hidden states."""
+
+    def forward(self, view: StepView, cache: CachePool, hidden: Tensor) -> Tensor:
+        """Hidden states [B, W, H] behind the head's own final norm.
+
+        `hidden` [B, W, H]: of the view's positions, the model's or the head's own. `view.tokens`:
+        of the positions one further on.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Float32 [..., V] (float64 in a float64 model) of hidden [..., H]."""
+        ...

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a folder to a model in memory: check everything first, then read each tensor once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freewheel.errors import CheckpointError, UnsupportedModel
+from freewheel.models.accounting import check_tensors
+from freewheel.models.base import DraftHead, Model
+from freewheel.models.deepseek_v32 import load_deepseek_v32
+from freewheel.models.folder import ModelFolder
+from freewheel.models.glm5 import load_glm5
+from freewheel.models.weights import Catalogue, Progress, SafetensorsSource, stored_bytes
+from freewheel.nn import WeightSource, held_tensors
+from freewheel.spec.model import ModelSpec
+
+Loader = Callable[[ModelSpec, WeightSource, int, bool], tuple[Model, DraftHead | None]]
+
+LOADERS: dict[str, Loader] = {
+    "deepseek_v32": load_deepseek_v32,
+    "glm_moe_dsa": load_glm5,
+}
+"""`model_type` of config.json -> what builds that family."""
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """`read_bytes`: stored bytes read. `notes`: what was skipped or passed over, and why."""
+
+    read_bytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run. `weights`: every tensor it holds, for the arena of static tensors."""
+
+    spec: ModelSpec
+    model: Model
+    draft_head: DraftHead | None
+    weights: tuple[Tensor, ...]  # float [...] each
+    report: LoadReport
+
+
+def load_model(
+    spec: ModelSpec, source: WeightSource, *, positions: int | None = None, mtp: bool = True
+) -> tuple[Model, DraftHead | None]:
+    """Build the family that `spec` names, asking `source` for every tensor.
+
+    `positions`: how many positions a row may have, headroom for drafts included; None takes the
+    model's own limit. `mtp`: build the draft head too, if the spec has one.
+    """
+    if spec.family not in LOADERS:
+        raise UnsupportedModel(f"model_type {spec.family!r} has no implementation here")
+    source.skip("*.rotary_emb.inv_freq", "recomputed from config.json")
+    with_mtp = mtp and spec.mtp is not None
+    if spec.mtp is not None and not with_mtp:
+        source.skip(f"model.layers.{spec.mtp.layer}.*", "the multi-token-prediction layer is off")
+    return LOADERS[spec.family](spec, source, positions or spec.max_positions, with_mtp)
+
+
+def load_folder(
+    folder: ModelFolder,
+    dtype: torch.dtype,
+    *,
+    device: str = "cpu",
+    positions: int | None = None,
+    mtp: bool = True,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Check the folder's headers against the model, then load it.
+
+    `mtp`: whether the draft head is wanted. Wanted and promised by config.json, but incomplete, is
+    an error; without it, such a folder loads. `progress` is called with (bytes read, bytes in all)
+    after each tensor. Raises CheckpointError before memory is taken for weights.
+    """
+    _check_dtype(dtype)
+    catalogue = Catalogue(folder.tensors, dtype)
+    load_model(folder.spec, catalogue, positions=positions, mtp=mtp)
+    notes = check_tensors(folder, catalogue, mtp and folder.spec.mtp is not None)
+    total = sum(stored_bytes(folder.tensors[name]) for name in catalogue.wanted)
+    with SafetensorsSource(folder.tensors, dtype, device, progress, total) as source:
+        model, head = load_model(folder.spec, source, positions=positions, mtp=mtp)
+        shared = {name: why for name, why in source.skipped.items() if name in catalogue.wanted}
+    notes = (*folder.notes, *notes, *(f"skipped {name}: {why}" for name, why in shared.items()))
+    report = LoadReport(total, notes)
+    return LoadedModel(folder.spec, model, head, held_tensors(model, head), report)
+
+
+def has_mtp_weights(folder: ModelFolder) -> bool:
+    """Whether the folder stores any tensor of the layer that config.json promises."""
+    spec = folder.spec
+    if spec.mtp is None:
+        return False
+    prefix = f"model.layers.{spec.mtp.layer}."
+    return any(name.startswith(prefix) for name in folder.tensors)
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in (torch.bfloat16, torch.float32, torch.float64):
+        raise CheckpointError(f"dtype: must be bfloat16, float32 or float64, got {dtype}")

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts that models are made of: small frozen classes that hold tensors and call ops.
+
+May import torch, `freewheel.spec`, `freewheel.ops`, `freewheel.state` and `freewheel.errors`. A
+part's `load` asks a WeightSource for each of its tensors by checkpoint name, so the loading code
+is the table of names. A part never reads a device value and never keeps one between steps.
+"""
+
+from __future__ import annotations
+
+from freewheel.nn.decoder import DecoderLayer, load_decoder_layer
+from freewheel.nn.history import HISTORY, history_group
+from freewheel.nn.linear import Embedding, Head, Linear, load_embedding, load_head, load_linear
+from freewheel.nn.mtp import MtpLayer, load_mtp_layer
+from freewheel.nn.norm_rope import Norm, load_norm, rope_table
+from freewheel.nn.source import WeightSource, held_tensors, wide_dtype
+
+__all__ = [
+    "HISTORY",
+    "DecoderLayer",
+    "Embedding",
+    "Head",
+    "Linear",
+    "MtpLayer",
+    "Norm",
+    "WeightSource",
+    "held_tensors",
+    "history_group",
+    "load_decoder_layer",
+    "load_embedding",
+    "load_head",
+    "load_linear",
+    "load_mtp_layer",
+    "load_norm",
+    "rope_table",
+    "wide_dtype",
+]

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lightning indexer: which keys a query attends to (DeepSeek-V3.2, section 2.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freewheel import ops
+from freewheel.nn.history import HISTORY, INDEX_KEY
+from freewheel.nn.linear import Linear, load_linear, load_wide_linear
+from freewheel.nn.source import WeightSource
+from freewheel.spec.model import IndexerSpec, ModelSpec
+from freewheel.state import CachePool, StepView
+
+LOGITS_LIMIT = 1 << 26
+"""Logits of one piece of a rectangle, at most (256 MiB in float32)."""
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """Scores every earlier position with a few small heads and keeps the best `spec.topk`.
+
+    `weights` (one gate a head) stays in float32: rounding it changes which keys are kept.
+    """
+
+    spec: IndexerSpec
+    layer: int
+    query: Linear  # [Hi * Di, q_lora]
+    key: Linear  # [Di, H]
+    key_norm_weight: Tensor  # float [Di]
+    key_norm_bias: Tensor  # float [Di]
+    weights: Linear  # float32 [Hi, H]
+    rope_table: Tensor  # float32 [T, rope]
+
+    def select(self, x: Tensor, q_latent: Tensor, view: StepView, cache: CachePool) -> Tensor:
+        """Store the index keys of x [B, W, H], then pick: slots int32 [B, W, topk], -1 padded.
+
+        q_latent [B, W, q_lora] is the attention's normed query latent.
+        """
+        spec = self.spec
+        keys = cache.layer(INDEX_KEY, self.layer)  # [n_pages, page_size, Di]
+        ops.store_index_key(
+            keys,
+            self.key(x),
+            self.key_norm_weight,
+            self.key_norm_bias,
+            spec.key_norm_eps,
+            view.positions,
+            self.rope_table,
+            spec.interleaved,
+            view.write_slots[HISTORY],
+        )
+        query = self.query(q_latent).unflatten(-1, (spec.heads, spec.dim))  # [B, W, Hi, Di]
+        query = ops.rope(query, view.positions, self.rope_table, 0, spec.interleaved)
+        gates = self.weights(x) * (spec.heads * spec.dim) ** -0.5  # float [B, W, Hi]
+        return self._pick(query, gates, keys, view)
+
+    def _pick(self, query: Tensor, gates: Tensor, keys: Tensor, view: StepView) -> Tensor:
+        """int32 [B, W, topk]: whole queries at a time, so that logits stay below LOGITS_LIMIT."""
+        table = view.page_tables[HISTORY]  # int32 [R, P]
+        page_size = keys.shape[1]
+        per_column = query.shape[0] * table.shape[1] * page_size
+        step = max(1, LOGITS_LIMIT // per_column)
+        picks = []
+        for start in range(0, query.shape[1], step):
+            piece = slice(start, start + step)
+            kv_lens = view.kv_lens[:, piece]
+            logits = ops.index_logits(
+                query[:, piece], gates[:, piece], keys, table, view.rows, kv_lens
+            )  # float [B, w, S]
+            picks.append(
+                ops.topk_slots(logits, table, view.rows, kv_lens, page_size, self.spec.topk)
+            )
+        return picks[0] if len(picks) == 1 else torch.cat(picks, dim=1)
+
+
+def load_indexer(
+    source: WeightSource, spec: ModelSpec, name: str, layer: int, table: Tensor
+) -> Indexer:
+    """The indexer stored under `name`, of model layer `layer`."""
+    own = spec.indexer
+    return Indexer(
+        spec=own,
+        layer=layer,
+        query=load_linear(source, f"{name}.wq_b", own.heads * own.dim, spec.attention.q_lora_rank),
+        key=load_linear(source, f"{name}.wk", own.dim, spec.hidden_size),
+        key_norm_weight=source.tensor(f"{name}.k_norm.weight", (own.dim,)),
+        key_norm_bias=source.tensor(f"{name}.k_norm.bias", (own.dim,)),
+        weights=load_wide_linear(source, f"{name}.weights_proj", own.heads, spec.hidden_size),
+        rope_table=table,
+    )

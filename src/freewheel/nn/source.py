@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a part gets its tensors from, and how to list the tensors that a built part holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class WeightSource(Protocol):
+    """Hands out weights by checkpoint name. Every request is checked against the checkpoint."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What weights are computed in, unless a request says otherwise."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where weights lie."""
+        ...
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint stores a tensor of this name."""
+        ...
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor, of `dtype` (the source's if None). Raises CheckpointError if it has none."""
+        ...
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether both tensors are stored and hold the same values, so that one serves for both."""
+        ...
+
+    def skip(self, pattern: str, reason: str) -> None:
+        """Stored tensors whose names match `pattern` (as in fnmatch) need not be asked for."""
+        ...
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What decisions are computed in: float32, or float64 in a float64 model."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def held_tensors(*parts: object) -> tuple[Tensor, ...]:
+    """Every tensor that the parts hold, each once: the addresses that a graph may record."""
+    found: dict[int, Tensor] = {}
+    for part in parts:
+        for tensor in _walk(part):
+            found.setdefault(id(tensor), tensor)
+    return tuple(found.values())
+
+
+def _walk(part: object) -> Iterator[Tensor]:
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from _walk(item)
+    elif is_dataclass(part):
+        for item in vars(part).values():
+            yield from _walk(item)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declare an op once: its schema, its specification, its fake; implementations are added beside it.
+
+The decorated body is the specification. It is plain torch, reads no device value, and runs on any
+device (dispatch key CompositeExplicitAutograd), so it is also what a device without a kernel of
+its own falls back to. `implement` adds a faster body for one device type; tests compare every
+implementation with the specification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_LIBRARY = torch.library.Library("freewheel", "DEF")
+
+SPECIFICATIONS: dict[str, Callable[..., Any]] = {}
+"""Op name -> the body that defines it."""
+
+IMPLEMENTATIONS: dict[tuple[str, str], Callable[..., Any]] = {}
+"""(op name, device type) -> a body that must agree with the specification."""
+
+_DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+
+
+def op(schema: str, *, fake: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Declare `freewheel::<schema>` with the decorated function as its specification.
+
+    `schema` is torch's schema language, mutated arguments annotated `Tensor(a!)`. `fake` gives
+    the outputs' shapes and dtypes without computing. Returns the op itself, so that a call goes
+    through the dispatcher and a graph records it as one call.
+    """
+    name = schema.split("(", 1)[0]
+
+    def declare(specification: Callable[P, R]) -> Callable[P, R]:
+        _LIBRARY.define(schema)
+        _LIBRARY.impl(name, specification, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"freewheel::{name}", fake, lib=_LIBRARY)
+        SPECIFICATIONS[name] = specification
+        return cast(Callable[P, R], _resolve(name))
+
+    return declare
+
+
+def implement(name: str, device: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Register the decorated function as op `name` on `device` ("cpu" or "cuda")."""
+
+    def register(body: Callable[P, R]) -> Callable[P, R]:
+        if name not in SPECIFICATIONS:
+            raise KeyError(f"no op named {name!r} is declared; declared: {sorted(SPECIFICATIONS)}")
+        _LIBRARY.impl(name, body, _DISPATCH_KEYS[device])
+        IMPLEMENTATIONS[name, device] = body
+        return body
+
+    return register
+
+
+def _resolve(name: str) -> Callable[..., Any]:
+    packet = torch._ops.ops.freewheel.__getattr__(name)
+    return packet.default
+
+
+def nothing(*_: object) -> None:
+    """The fake of an op that only mutates its arguments."""

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owns the device: builds model and state, launches rounds, carries letters up and home.
+
+May import everything below the engine. `uplink` is the only file that copies to the device, and
+`mailbox` the only one where a device value becomes an int.
+"""
+
+from __future__ import annotations
+
+from freewheel.runtime.build import Built, build
+from freewheel.runtime.executor import Counters, Executor
+from freewheel.runtime.memory import Sizes
+
+__all__ = ["Built", "Counters", "Executor", "Sizes", "build"]

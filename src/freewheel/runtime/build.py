@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a configuration to an executor: read the folder, plan memory, load, choose a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from freewheel.config import Decisions, EngineConfig, find_model
+from freewheel.decode import ChainDrafter, Drafter, LookupDrafter, NoDrafter
+from freewheel.errors import ConfigError
+from freewheel.models import ModelFolder, load_folder, open_folder
+from freewheel.models.base import DraftHead
+from freewheel.models.load import has_mtp_weights
+from freewheel.runtime.executor import Executor
+from freewheel.runtime.memory import Sizes, plan_memory
+from freewheel.spec.cache import CacheGroup
+from freewheel.spec.model import ModelSpec
+from freewheel.spec.shape import ShapeLadder
+from freewheel.state.pool import DTYPES
+
+
+@dataclass(frozen=True)
+class Built:
+    """An executor, and what the host must know of it."""
+
+    spec: ModelSpec
+    ladder: ShapeLadder
+    groups: tuple[CacheGroup, ...]
+    sizes: Sizes
+    executor: Executor
+    decisions: Decisions
+    notes: tuple[str, ...]
+
+
+def build(config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> Built:
+    """Load the model of `config` and make its executor. No graph is captured yet.
+
+    `progress` is called with (bytes read, bytes in all). Raises CheckpointError or ConfigError
+    before memory is taken for weights.
+    """
+    decisions = Decisions()
+    folder = open_folder(find_model(config.model))
+    drafter = resolve_drafter(config, folder, decisions)
+    dtype = _resolve_dtype(config, decisions)
+    context_len = config.context_len or folder.spec.max_positions
+    torch.set_num_threads(config.threads)
+    loaded = load_folder(
+        folder, DTYPES[dtype], positions=context_len, mtp=drafter == "mtp", progress=progress
+    )
+    groups = loaded.model.cache_groups(config.page_size, dtype)
+    sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
+    ladder = config.ladder()
+    executor = Executor(
+        loaded.model,
+        _make_drafter(drafter, loaded.draft_head),
+        loaded.weights,
+        groups,
+        sizes,
+        ladder.shapes(),
+        graph=config.graph,
+        run_ahead=config.run_ahead,
+        guard=config.guard,
+    )
+    return Built(
+        folder.spec, ladder, groups, sizes, executor, decisions, loaded.report.notes
+    )
+
+
+def resolve_drafter(config: EngineConfig, folder: ModelFolder, decisions: Decisions) -> str:
+    """ "none", "mtp" or "lookup". Raises ConfigError if `mtp` is asked of a model without it."""
+    if config.speculate == 0:
+        return "none"
+    has_mtp = folder.spec.mtp is not None
+    if config.drafter == "auto":
+        found = has_mtp and has_mtp_weights(folder)
+        choice = "mtp" if found else "lookup"
+        reason = "has" if found else "has no"
+        decisions.note("drafter", choice, f"the checkpoint {reason} multi-token-prediction layer")
+        return choice
+    if config.drafter == "mtp" and not has_mtp:
+        raise ConfigError(
+            'drafter: "mtp" needs a multi-token-prediction layer, which this model does not have; '
+            'use drafter="lookup" or speculate=0'
+        )
+    return config.drafter
+
+
+def _resolve_dtype(config: EngineConfig, decisions: Decisions) -> str:
+    if config.dtype != "auto":
+        return config.dtype
+    decisions.note("dtype", "float32", "the CPU computes bfloat16 slower and rounds it by shape")
+    return "float32"
+
+
+def _make_drafter(name: str, head: DraftHead | None) -> Drafter:
+    if name == "none":
+        return NoDrafter()
+    if name == "lookup":
+        return LookupDrafter()
+    assert head is not None, "resolve_drafter chose mtp, so the head was loaded"
+    return ChainDrafter(head)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Owns the device: the static tensors, the round, and one graph for each shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freewheel.decode import Drafter, Round
+from freewheel.graph import EagerGraph, Graph, SyncLog, TapeGraph, no_host_sync
+from freewheel.models.base import Model
+from freewheel.runtime.counters import Counters
+from freewheel.runtime.mailbox import Mailbox, outbox_shape
+from freewheel.runtime.memory import Sizes
+from freewheel.runtime.uplink import Uplink
+from freewheel.spec.cache import CacheGroup
+from freewheel.spec.plan import StepPlan, StepResult
+from freewheel.spec.shape import StepShape
+from freewheel.state import Arena, CachePool, InboxLayout, SequenceState
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """One shape's letters and graph."""
+
+    outbox: Tensor  # int32 [B, words]
+    uplink: Uplink
+    graph: Graph[None]
+
+
+class Executor:
+    """Runs plans. `launch` returns nothing: what a round did comes home through `collect`."""
+
+    def __init__(
+        self,
+        target: Model,
+        drafter: Drafter,
+        weights: Iterable[Tensor],
+        groups: tuple[CacheGroup, ...],
+        sizes: Sizes,
+        shapes: tuple[StepShape, ...],
+        *,
+        graph: str,
+        run_ahead: int,
+        guard: bool,
+    ) -> None:
+        self.arena = Arena("cpu")
+        for index, weight in enumerate(weights):
+            self.arena.adopt(f"weights.{index}", weight)
+        self.state = SequenceState.build(self.arena, sizes.rows, sizes.row_width, groups)
+        self.cache = CachePool(self.arena, groups, sizes.pages)
+        self.counters = Counters()
+        self.sync_log = SyncLog()
+        self._round = Round(self.state, self.cache, target, drafter)
+        self._graph = graph
+        self._run_ahead = run_ahead
+        self._guard = guard
+        self._mailbox = Mailbox(run_ahead, self.counters)
+        self._letters = {shape: self._new_letters(shape) for shape in shapes}
+        self.arena.seal()
+        self._lanes: dict[StepShape, _Lane] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Rounds launched whose letters were not read."""
+        return len(self._mailbox)
+
+    def capture(self, shapes: Iterable[StepShape], progress: Callable[[StepShape], None]) -> None:
+        """Make the graphs of `shapes`; `progress` is called after each."""
+        for shape in shapes:
+            self._lane(shape)
+            progress(shape)
+
+    def launch(self, plan: StepPlan) -> None:
+        """One round: a letter up, one graph, a letter home."""
+        lane = self._lane(plan.shape)
+        with torch.inference_mode():
+            lane.uplink.post(plan)
+            self._replay(lane.graph)
+            self._mailbox.post(plan, lane.outbox)
+        self.counters.rounds += 1
+
+    def collect(self) -> StepResult:
+        """The oldest letter home."""
+        return self._mailbox.collect()
+
+    def _replay(self, graph: Graph[None]) -> None:
+        self.counters.graph_launches += 1
+        if not self._guard:
+            graph.replay()
+            return
+        with no_host_sync(raise_=False, log=self.sync_log):
+            graph.replay()
+
+    def _lane(self, shape: StepShape) -> _Lane:
+        if shape not in self._lanes:
+            self._lanes[shape] = self._open_lane(shape)
+        return self._lanes[shape]
+
+    def _new_letters(self, shape: StepShape) -> tuple[Tensor, Tensor]:
+        """(inbox, outbox) of one shape, static."""
+        name = f"letters.{shape.batch}x{shape.width}+{shape.depth}"
+        words = InboxLayout.of(shape, self.cache.groups).words
+        inbox = self.arena.new(f"{name}.inbox", (words,), torch.int32)
+        outbox = self.arena.new(f"{name}.outbox", outbox_shape(shape), torch.int32)
+        return inbox, outbox
+
+    def _open_lane(self, shape: StepShape) -> _Lane:
+        """Capture the graph of a shape on scratch rows: its inbox still holds an empty letter."""
+        inbox, outbox = self._letters[shape]
+        layout = InboxLayout.of(shape, self.cache.groups)
+        graph = self._new_graph()
+        with torch.inference_mode():
+            graph.capture(lambda: self._round.advance(shape, inbox, outbox))
+        return _Lane(outbox, Uplink(layout, inbox, self._run_ahead, self.counters), graph)
+
+    def _new_graph(self) -> Graph[None]:
+        if self._graph == "tape":
+            return TapeGraph(tuple(self.arena.tensors()))
+        return EagerGraph()

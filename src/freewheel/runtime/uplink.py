@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only way from the host to the device: one letter, one copy, a round."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from freewheel.errors import CapacityError
+from freewheel.runtime.counters import Counters
+from freewheel.spec.plan import Admission, StepPlan
+from freewheel.spec.sampling import MAX_STOP_IDS
+from freewheel.state import InboxLayout
+from freewheel.state.letters import ADMISSION_WORDS, PAGE_WRITE_WORDS
+
+
+class Uplink:
+    """Packs plans into staging buffers that no round in flight still reads, and posts them.
+
+    `depth` letters may be under way at once, so `depth + 1` buffers take turns.
+    """
+
+    def __init__(self, layout: InboxLayout, inbox: Tensor, depth: int, counters: Counters) -> None:
+        """inbox: int32 [layout.words], static, on the device."""
+        self._layout = layout
+        self._inbox = inbox
+        self._letters = [np.zeros(layout.words, dtype=np.int32) for _ in range(depth + 1)]
+        self._staging = [torch.from_numpy(letter) for letter in self._letters]
+        self._turn = 0
+        self._counters = counters
+
+    def post(self, plan: StepPlan) -> None:
+        """Copy the plan's letter to the device."""
+        self._turn = (self._turn + 1) % len(self._letters)
+        pack(plan, self._layout, self._letters[self._turn])
+        self._inbox.copy_(self._staging[self._turn], non_blocking=True)
+        self._counters.uploads += 1
+
+
+def pack(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None:
+    """Write `plan` into `letter`, int32 [layout.words], as InboxLayout says.
+
+    Raises CapacityError if the plan writes more pages than a letter of its shape holds.
+    """
+    letter.fill(0)
+    letter[: len(plan.rows)] = plan.rows
+    admissions = letter[layout.admissions : layout.feed_spans].reshape(layout.batch, -1)
+    spans = letter[layout.feed_spans : layout.feed_tokens].reshape(layout.batch, 2)
+    tokens = letter[layout.feed_tokens : layout.writes].reshape(layout.batch, layout.feed_width)
+    for index, admission in enumerate(plan.admissions):
+        if admission is not None:
+            admissions[index] = admission_words(admission)
+    for index, feed in enumerate(plan.feeds):
+        if feed is not None:
+            spans[index] = feed.start, len(feed.tokens)
+            tokens[index, : len(feed.tokens)] = feed.tokens
+    if len(plan.page_writes) > layout.page_writes:
+        raise CapacityError(
+            "page_writes", f"{len(plan.page_writes)} in one round; {layout.page_writes} fit its letter"
+        )
+    writes = letter[layout.writes :].reshape(layout.page_writes, PAGE_WRITE_WORDS)
+    for index, write in enumerate(plan.page_writes):
+        writes[index] = write.row, write.group, write.column, write.page
+
+
+def admission_words(admission: Admission) -> NDArray[np.int32]:
+    """int32 [ADMISSION_WORDS]: floats as their bits, the seed in two halves."""
+    words = np.zeros(ADMISSION_WORDS, dtype=np.int32)
+    words[:5] = 1, admission.known, admission.computed, admission.limit, admission.minimum
+    words[6] = admission.top_k
+    floats = np.array([admission.temperature, admission.top_p, admission.min_p], dtype=np.float32)
+    words[[5, 7, 8]] = floats.view(np.int32)
+    words[9:11] = np.array([admission.seed], dtype=np.int64).view(np.int32)
+    stops = admission.stop_ids
+    words[11:] = [*stops, *[-1] * (MAX_STOP_IDS - len(stops))]
+    return words

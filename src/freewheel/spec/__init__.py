@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain data that both the host and the device side speak: shapes, plans, cache groups, requests.
+
+May import the standard library and `freewheel.errors`. Must never import torch or numpy.
+"""
+
+from __future__ import annotations
+
+from freewheel.spec.cache import CacheField, CacheGroup
+from freewheel.spec.model import (
+    AttentionSpec,
+    IndexerSpec,
+    ModelSpec,
+    MoeSpec,
+    MtpSpec,
+    RopeSpec,
+    YarnSpec,
+)
+from freewheel.spec.model_config import read_model_spec
+from freewheel.spec.plan import Admission, Feed, PageWrite, RowResult, StepPlan, StepResult
+from freewheel.spec.sampling import FinishReason, SamplingParams
+from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder, StepShape
+
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_VERIFY_WIDTH",
+    "Admission",
+    "AttentionSpec",
+    "CacheField",
+    "CacheGroup",
+    "Feed",
+    "FinishReason",
+    "IndexerSpec",
+    "ModelSpec",
+    "MoeSpec",
+    "MtpSpec",
+    "PageWrite",
+    "RopeSpec",
+    "RowResult",
+    "SamplingParams",
+    "ShapeLadder",
+    "StepPlan",
+    "StepResult",
+    "StepShape",
+    "YarnSpec",
+    "read_model_spec",
+]

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model stores for each token, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "uint8": 1}
+
+
+@dataclass(frozen=True)
+class CacheField:
+    """One kind of stored row: `width` elements of `dtype` in each of `layers`."""
+
+    name: str
+    width: int
+    dtype: str
+    layers: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one stored row of one layer."""
+        return self.width * ELEMENT_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Rows that share a page table.
+
+    `page_size`: tokens that a page spans. `stride`: tokens that one stored row covers (1, 4, 128).
+    `retention`: tokens behind `computed` that must stay readable; None keeps all of them.
+    """
+
+    name: str
+    page_size: int
+    stride: int
+    retention: int | None
+    fields: tuple[CacheField, ...]
+
+    def __post_init__(self) -> None:
+        if self.page_size < 1 or self.stride < 1 or self.page_size % self.stride:
+            raise ValueError(f"{self.name}: page_size {self.page_size} must be a multiple of stride {self.stride}")
+
+    @property
+    def page_rows(self) -> int:
+        """Stored rows in one page of one layer."""
+        return self.page_size // self.stride
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page, over all fields and layers."""
+        return self.page_rows * sum(f.row_bytes * len(f.layers) for f in self.fields)
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that hold the first `tokens` tokens of a row."""
+        return -(-tokens // self.page_size)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two letters of a round: what the host asks for, and what the device answers. Ints only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freewheel.spec.sampling import FinishReason
+from freewheel.spec.shape import StepShape
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A request takes over a row: every per-row value of the device state is set from here.
+
+    Lengths are absolute positions in the row: `known` tokens are certain, the first `computed` of
+    them have their cache rows stored, the row finishes when it holds `limit` tokens, and stop ids
+    are masked until it holds `minimum`.
+    """
+
+    known: int
+    computed: int
+    limit: int
+    minimum: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Certain tokens to write into a row, from absolute position `start` on."""
+
+    start: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PageWrite:
+    """`page_tables[group, row, column] = page`."""
+
+    row: int
+    group: int
+    column: int
+    page: int
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One round. `rows`, `admissions` and `feeds` run in parallel; at most `shape.batch` long.
+
+    A feed brings at most `shape.width + 1` tokens: the rectangle's own, and the one behind it,
+    which the drafter reads at a chunk's last position.
+    """
+
+    round_id: int
+    shape: StepShape
+    rows: tuple[int, ...]
+    admissions: tuple[Admission | None, ...]
+    feeds: tuple[Feed | None, ...]
+    page_writes: tuple[PageWrite, ...]
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """What a round did to one row.
+
+    `tokens`: newly certain, in order. `computed`: the row's new computed length. `drafted`: drafts
+    verified; `agreed`: how many of `tokens`, from the first on, had been drafted.
+    """
+
+    row: int
+    tokens: tuple[int, ...]
+    finish: FinishReason | None
+    computed: int
+    drafted: int
+    agreed: int
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The letter home of round `round_id`, one entry for each of the plan's rows, in order."""
+
+    round_id: int
+    rows: tuple[RowResult, ...]

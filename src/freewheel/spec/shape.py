@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The static rectangles on which every forward runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from freewheel.errors import ConfigError
+
+MAX_DEPTH = 7
+"""Drafts a round may write; the verifying rectangle is one wider."""
+
+MAX_VERIFY_WIDTH = MAX_DEPTH + 1
+"""Rectangles up to this width verify drafts; a wider one only computes prompts."""
+
+
+@dataclass(frozen=True, order=True)
+class StepShape:
+    """`batch` rows of `width` query tokens, and `depth` drafts written afterwards: a graph's key."""
+
+    batch: int
+    width: int
+    depth: int
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.width < 1:
+            raise ConfigError(f"StepShape: batch and width must be at least 1, got {self}")
+        if not 0 <= self.depth <= MAX_DEPTH:
+            raise ConfigError(f"StepShape: depth must be 0 to {MAX_DEPTH}, got {self.depth}")
+
+    @property
+    def choices(self) -> int:
+        """Queries of each row whose next token is chosen.
+
+        All of them where drafts are verified; the last certain one alone in a prompt's rectangle,
+        where logits of every position would cost `width * vocabulary` floats for nothing.
+        """
+        return self.width if self.width <= MAX_VERIFY_WIDTH else 1
+
+    @property
+    def reach(self) -> int:
+        """Positions past a row's `computed` that one round may write: the rectangle and drafts."""
+        return self.width + self.depth
+
+
+@dataclass(frozen=True)
+class ShapeLadder:
+    """Which rectangles exist.
+
+    `decode` is ordered by batch; `prefill` holds (batch, width) pairs ordered by width, then
+    batch. `depth` is the draft depth of a round that leaves at least one row ready to decode.
+    """
+
+    decode: tuple[StepShape, ...]
+    prefill: tuple[tuple[int, int], ...]
+    depth: int
+
+    @classmethod
+    def build(cls, max_batch: int, depth: int, widths: tuple[int, ...], prefill_batch: int) -> ShapeLadder:
+        """Powers of two up to `max_batch` rows for decoding; every width at 1..prefill_batch rows."""
+        if not widths or list(widths) != sorted(set(widths)):
+            raise ConfigError(f"chunk widths must be ascending and distinct, got {widths}")
+        if widths[0] <= MAX_VERIFY_WIDTH:
+            raise ConfigError(
+                f"chunk widths must exceed {MAX_VERIFY_WIDTH} (narrower rectangles verify drafts), "
+                f"got {widths[0]}"
+            )
+        batches = _powers_of_two(max_batch)
+        return cls(
+            decode=tuple(StepShape(batch, 1 + depth, depth) for batch in batches),
+            prefill=tuple((batch, width) for width in widths for batch in _powers_of_two(prefill_batch)),
+            depth=depth,
+        )
+
+    @property
+    def max_batch(self) -> int:
+        return self.decode[-1].batch
+
+    @property
+    def max_prefill_batch(self) -> int:
+        return max(batch for batch, _ in self.prefill)
+
+    @property
+    def max_width(self) -> int:
+        return max(width for _, width in self.prefill)
+
+    @property
+    def reach(self) -> int:
+        """The most positions past `computed` that any round on this ladder writes."""
+        return max(shape.reach for shape in self.shapes())
+
+    def fit_decode(self, rows: int) -> StepShape:
+        """The smallest decoding rectangle of at least `rows` rows."""
+        return next(shape for shape in self.decode if shape.batch >= rows)
+
+    def fit_prefill(self, rows: int, longest: int, ready: bool) -> StepShape:
+        """The narrowest prompt rectangle for `longest` tokens; `ready`: some row ends its prompt.
+
+        A prompt longer than the widest rectangle gets the widest, and goes on in the next round.
+        """
+        width = next((w for _, w in self.prefill if w >= longest), self.max_width)
+        batch = next(b for b, w in self.prefill if w == width and b >= rows)
+        return StepShape(batch, width, self.depth if ready else 0)
+
+    def shapes(self) -> tuple[StepShape, ...]:
+        """Every rectangle, largest first: the order of capture."""
+        prefill = [StepShape(b, w, d) for b, w in self.prefill for d in {0, self.depth}]
+        return tuple(sorted({*self.decode, *prefill}, key=lambda s: (-s.batch * s.width, -s.depth)))
+
+
+def _powers_of_two(largest: int) -> tuple[int, ...]:
+    if largest < 1:
+        raise ConfigError(f"a batch must be at least 1, got {largest}")
+    powers = [1 << n for n in range(largest.bit_length()) if 1 << n < largest]
+    return (*powers, largest)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scheduler and simulated device together, the device as late as the host allows, all checked."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+
+from freewheel.host import Request, Scheduler, Update, page_writes_bound
+from freewheel.spec import (
+    CacheField,
+    CacheGroup,
+    FinishReason,
+    SamplingParams,
+    ShapeLadder,
+    StepPlan,
+    StepResult,
+)
+from tests.host.device import VOCABULARY, Device
+
+FIELDS = (CacheField("latent", 8, "float32", (0,)),)
+
+
+def history(page_size: int = 4) -> CacheGroup:
+    return CacheGroup("history", page_size, 1, None, FIELDS)
+
+
+def window(page_size: int, retention: int) -> CacheGroup:
+    return CacheGroup("window", page_size, 1, retention, FIELDS)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Options of a scheduler; `pages` leaves out the scratch page, `rows` the scratch row."""
+
+    depth: int = 3
+    max_batch: int = 4
+    widths: tuple[int, ...] = (9, 16)
+    prefill_batch: int = 2
+    groups: tuple[CacheGroup, ...] = (history(),)
+    pages: tuple[int, ...] = (1000,)
+    rows: int = 4
+    context_len: int = 64
+    row_width: int = 80
+    run_ahead: int = 2
+    chunk: int | None = None
+
+    def ladder(self) -> ShapeLadder:
+        return ShapeLadder.build(self.max_batch, self.depth, self.widths, self.prefill_batch)
+
+    def scheduler(self) -> Scheduler:
+        return Scheduler(
+            self.ladder(),
+            self.groups,
+            tuple(1 + pages for pages in self.pages),
+            1 + self.rows,
+            self.context_len,
+            self.row_width,
+            self.run_ahead,
+            self.chunk,
+        )
+
+    def request(
+        self,
+        name: str,
+        prompt: int | tuple[int, ...],
+        max_tokens: int | None = 8,
+        min_tokens: int = 0,
+        stop_ids: tuple[int, ...] = (),
+    ) -> Request:
+        """A request; a number for its prompt gives that many tokens. Its name seeds it."""
+        rng = random.Random(name)
+        if isinstance(prompt, int):
+            prompt = tuple(rng.randrange(VOCABULARY) for _ in range(prompt))
+        params = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens)
+        seed = rng.randrange(2**62)
+        return Request(name, prompt, params, seed, self.context_len, stop_ids)
+
+
+@dataclass
+class Flight:
+    """A launched round: its rows, and the live pages of each at launch."""
+
+    plan: StepPlan
+    tenants: dict[int, Request]
+    pages: set[tuple[int, int]]
+    result: StepResult | None = None
+
+
+class Engine:
+    """Launches, executes and collects; keeps every plan and update."""
+
+    def __init__(self, setup: Setup, rng: random.Random | None = None):
+        self.setup = setup
+        self.rng = rng or random.Random(0)
+        self.scheduler = setup.scheduler()
+        self.ladder = setup.ladder()
+        self.device = Device(setup.groups, setup.row_width, self.rng)
+        self.flights: deque[Flight] = deque()
+        self.tables: dict[int, dict[tuple[int, int], int]] = {}
+        self.plans: list[StepPlan] = []
+        self.updates: list[Update] = []
+
+    def add(self, request: Request) -> Request:
+        self.scheduler.add(request)
+        return request
+
+    def abort(self, request: Request) -> Update | None:
+        update = self.scheduler.abort(request.id)
+        if update is not None:
+            self.updates.append(update)
+        self.check()
+        return update
+
+    def launch(self) -> StepPlan | None:
+        flying = len(self.flights)
+        assert self.scheduler.in_flight == flying
+        plan = self.scheduler.plan()
+        self.check()
+        if plan is None:
+            return None
+        assert flying <= self.setup.run_ahead
+        self.check_shape(plan)
+        self.check_hazards(plan)
+        tenants = {r.row: r for r in self.scheduler.roster.running if r.row in plan.rows}
+        assert set(tenants) == set(plan.rows), "a row without a live tenant was launched"
+        assert all(r.finish is None for r in tenants.values())
+        pages = {page for row in plan.rows for page in self.live_pages(row, tenants[row].lower)}
+        self.flights.append(Flight(plan, tenants, pages))
+        self.plans.append(plan)
+        return plan
+
+    def execute(self) -> bool:
+        """Let the device run its next round."""
+        for flight in self.flights:
+            if flight.result is None:
+                flight.result = self.device.execute(flight.plan)
+                return True
+        return False
+
+    def collect(self) -> list[Update]:
+        while self.flights[0].result is None:
+            self.execute()
+        result = self.flights.popleft().result
+        assert result is not None
+        updates = self.scheduler.collect(result, now=float(result.round_id))
+        self.updates += updates
+        self.check()
+        return updates
+
+    def step(self) -> list[Update]:
+        """Launch as far ahead as allowed, then read one letter."""
+        while self.launch() is not None:
+            pass
+        return self.collect() if self.flights else []
+
+    def drain(self, rounds: int = 10_000) -> None:
+        while not self.scheduler.idle:
+            self.step()
+            assert len(self.plans) <= rounds, "somebody starves"
+        for pool in (self.scheduler.roster.reservations.rows, *self.pools):
+            assert pool.free == pool.total
+
+    @property
+    def pools(self):
+        return self.scheduler.roster.reservations.pools
+
+    def check(self) -> None:
+        """Conservation, and one owner for everything owned."""
+        reservations = self.scheduler.roster.reservations
+        reservations.check()
+        running = self.scheduler.roster.running
+        assert reservations.rows.owned == len(running)
+        for group, pool in enumerate(reservations.pools):
+            held = [page for request in running for page in request.pages[group]]
+            assert len(held) == len(set(held)) == pool.owned
+
+    def check_shape(self, plan: StepPlan) -> None:
+        shape = plan.shape
+        assert shape in self.ladder.shapes()
+        if self.setup.chunk is not None and shape not in self.ladder.decode:
+            assert shape.width <= self.setup.chunk
+        assert 1 <= len(plan.rows) <= shape.batch
+        assert len(plan.rows) == len(plan.admissions) == len(plan.feeds) == len(set(plan.rows))
+        assert 0 not in plan.rows
+        for feed in plan.feeds:
+            assert (feed is not None) == (shape not in self.ladder.decode)
+            assert feed is None or 1 <= len(feed.tokens) <= shape.width + 1
+        assert len(plan.page_writes) <= page_writes_bound(shape, self.setup.groups)
+
+    def check_hazards(self, plan: StepPlan) -> None:
+        """Nothing is handed to a new tenant that a round in flight may touch."""
+        for row, admission in zip(plan.rows, plan.admissions, strict=True):
+            if admission is not None:
+                assert not any(row in flight.plan.rows for flight in self.flights)
+                self.tables[row] = {}
+        for write in plan.page_writes:
+            assert write.row in plan.rows and write.page > 0
+            assert (write.group, write.column) not in self.tables[write.row], "written twice"
+            page = (write.group, write.page)
+            assert not any(page in flight.pages for flight in self.flights)
+            self.tables[write.row][write.group, write.column] = write.page
+
+    def live_pages(self, row: int, lower: int) -> set[tuple[int, int]]:
+        """Pages that the row may read or write, with at least `lower` tokens computed."""
+        pages: set[tuple[int, int]] = set()
+        for (group, column), page in self.tables[row].items():
+            spec = self.setup.groups[group]
+            first = 0 if spec.retention is None else max(0, lower - spec.retention)
+            if column >= first // spec.page_size:
+                pages.add((group, page))
+        return pages
+
+    def tokens(self, request: Request) -> list[int]:
+        """The output that the updates brought."""
+        return [t for u in self.updates if u.request is request for t in u.tokens]
+
+    def endings(self, request: Request) -> list[FinishReason]:
+        return [u.finish for u in self.updates if u.request is request and u.finish is not None]
