@@ -9,5 +9,16 @@ from __future__ import annotations
 from freewheel.engine.llm import LLM, Prompt
 from freewheel.engine.output import Chunk, Metrics, Output, Piece
 from freewheel.engine.tokenizer import Tokenizer
+from freewheel.runtime import Survey, survey
 
-__all__ = ["LLM", "Chunk", "Metrics", "Output", "Piece", "Prompt", "Tokenizer"]
+__all__ = [
+    "LLM",
+    "Chunk",
+    "Metrics",
+    "Output",
+    "Piece",
+    "Prompt",
+    "Survey",
+    "Tokenizer",
+    "survey",
+]

@@ -50,7 +50,7 @@ Kwargs = Mapping[str, Any]
 
 
 class DispatchMode(TorchDispatchMode):
-    """Base of our modes. It opts out of a wrapper for `torch.compile`, whose import takes a second."""
+    """Base of our modes: without PyTorch's wrapper for `torch.compile`, which takes a second."""
 
     def __init__(self) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]

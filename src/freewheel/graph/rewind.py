@@ -41,6 +41,8 @@ class Rewind(DispatchMode):
     def __exit__(self, *exc_info: Any) -> None:
         super().__exit__(*exc_info)  # pyright: ignore[reportUnknownMemberType]
         for storage, before in self._saved.values():
+            if before.nbytes() < storage.nbytes():  # `out=` grew it
+                before.resize_(storage.nbytes())
             storage.copy_(before)
         for generator, state in self._generators:
             generator.set_state(state)

@@ -8,7 +8,9 @@ May import everything below the engine. `uplink` is the only file that copies to
 from __future__ import annotations
 
 from freewheel.runtime.build import Built, build
-from freewheel.runtime.executor import Counters, Executor
+from freewheel.runtime.counters import Counters
+from freewheel.runtime.executor import Executor
 from freewheel.runtime.memory import Sizes
+from freewheel.runtime.survey import Survey, survey
 
-__all__ = ["Built", "Counters", "Executor", "Sizes", "build"]
+__all__ = ["Built", "Counters", "Executor", "Sizes", "Survey", "build", "survey"]

@@ -44,7 +44,7 @@ def build(config: EngineConfig, progress: Callable[[int, int], None] | None = No
     decisions = Decisions()
     folder = open_folder(find_model(config.model))
     drafter = resolve_drafter(config, folder, decisions)
-    dtype = _resolve_dtype(config, decisions)
+    dtype = resolve_dtype(config, decisions)
     context_len = config.context_len or folder.spec.max_positions
     torch.set_num_threads(config.threads)
     loaded = load_folder(
@@ -88,7 +88,8 @@ def resolve_drafter(config: EngineConfig, folder: ModelFolder, decisions: Decisi
     return config.drafter
 
 
-def _resolve_dtype(config: EngineConfig, decisions: Decisions) -> str:
+def resolve_dtype(config: EngineConfig, decisions: Decisions) -> str:
+    """The dtype that the model is computed in: a key of `state.pool.DTYPES`."""
     if config.dtype != "auto":
         return config.dtype
     decisions.note("dtype", "float32", "the CPU computes bfloat16 slower and rounds it by shape")

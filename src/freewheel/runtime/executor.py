@@ -87,6 +87,13 @@ class Executor:
         """The oldest letter home."""
         return self._mailbox.collect()
 
+    def calls(self, shape: StepShape) -> int | None:
+        """Operator calls that one replay of `shape` makes; None if it is not captured as a tape."""
+        lane = self._lanes.get(shape)
+        if lane is None or not isinstance(lane.graph, TapeGraph):
+            return None
+        return len(lane.graph)
+
     def _replay(self, graph: Graph[None]) -> None:
         self.counters.graph_launches += 1
         if not self._guard:

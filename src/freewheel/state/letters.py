@@ -35,8 +35,11 @@ class InboxLayout:
 
     @classmethod
     def of(cls, shape: StepShape, groups: tuple[CacheGroup, ...]) -> InboxLayout:
-        """Room for the pages that one round's reach can newly need in each group."""
-        fresh = sum(-(-2 * shape.reach // group.page_size) + 1 for group in groups)
+        """Room for the pages that one round's reach can newly need in each group.
+
+        From one launch of a row to the next, what is reserved grows by at most the reach.
+        """
+        fresh = sum(group.pages_for(shape.reach) for group in groups)
         return cls(shape.batch, shape.width + 1, shape.batch * fresh)
 
     @property

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proof that rounds leave the host alone: run a mixed batch under the guard and count.
+
+`no_host_sync` is for anyone's PyTorch code: inside it, a host read raises HostSync, naming the
+file and line.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from freewheel.engine import LLM
+from freewheel.errors import HostSync
+from freewheel.graph import count_host_reads, no_host_sync
+from freewheel.spec import SamplingParams
+
+__all__ = ["AuditReport", "audit", "count_host_reads", "no_host_sync"]
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What crossed between host and device while `rounds` rounds ran.
+
+    `sites`: where the reads and the copies besides the letters came from. `kernels_per_round`:
+    calls in the graph of the widest decoding round; None where the graph does not count.
+    """
+
+    rounds: int
+    host_reads: int
+    unplanned_copies: int
+    uploads_per_round: float
+    downloads_per_round: float
+    graph_launches_per_round: float
+    kernels_per_round: int | None
+    tokens: int
+    sites: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """No read, no copy but one letter each way, one graph a round."""
+        per_round = (
+            self.uploads_per_round,
+            self.downloads_per_round,
+            self.graph_launches_per_round,
+        )
+        return not self.host_reads and not self.unplanned_copies and per_round == (1, 1, 1)
+
+
+def audit(llm: LLM, rounds: int, seed: int = 0) -> AuditReport:
+    """Run at least `rounds` rounds of requests of mixed length and sampling.
+
+    The engine must have been made with `guard=True`. A read that a capture refuses ends the run
+    and is reported with what had run until then.
+    """
+    counters, log = llm.executor.counters, llm.executor.sync_log
+    start = (counters.rounds, counters.uploads, counters.downloads, counters.graph_launches)
+    tokens = 0
+    refused: list[str] = []
+    requests = mixed_requests(llm, seed)
+    try:
+        while counters.rounds - start[0] < rounds:
+            batch = [next(requests) for _ in range(2 * llm.config.max_batch)]
+            outputs = llm.generate([ids for ids, _ in batch], [params for _, params in batch])
+            tokens += sum(len(output.token_ids) for output in outputs)
+    except HostSync as error:
+        refused.append(str(error))
+    ran = counters.rounds - start[0]
+    reads = [f"{read.op} at {read.file}:{read.line}" for read in log.reads]
+    copies = [f"{copy.op} at {copy.file}:{copy.line}" for copy in log.copies]
+    return AuditReport(
+        rounds=ran,
+        host_reads=len(reads) + len(refused),
+        unplanned_copies=len(copies),
+        uploads_per_round=(counters.uploads - start[1]) / max(ran, 1),
+        downloads_per_round=(counters.downloads - start[2]) / max(ran, 1),
+        graph_launches_per_round=(counters.graph_launches - start[3]) / max(ran, 1),
+        kernels_per_round=llm.executor.calls(llm.built.ladder.decode[-1]),
+        tokens=tokens,
+        sites=tuple(dict.fromkeys([*refused, *reads, *copies])),
+    )
+
+
+def mixed_requests(llm: LLM, seed: int) -> Iterator[tuple[list[int], SamplingParams]]:
+    """Endless requests: short and long prompts, greedy and sampled, short and long answers."""
+    rng = random.Random(seed)
+    room = llm.context_len // 2
+    while True:
+        length = min(room, rng.choice([1, 2, 7, 30, 63, 64, 65, 150, 400]))
+        prompt = [rng.randrange(llm.spec.vocab_size) for _ in range(length)]
+        yield (
+            prompt,
+            SamplingParams(
+                temperature=rng.choice([0.0, 0.0, 0.7, 1.3]),
+                top_k=rng.choice([0, 20]),
+                top_p=rng.choice([1.0, 0.9]),
+                seed=rng.randrange(2**32),
+                max_tokens=min(room, rng.choice([1, 5, 40, 120])),
+                ignore_eos=rng.random() < 0.7,
+            ),
+        )

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands, and how an error becomes an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+import freewheel
+from freewheel.cli import audit, chat, generate, inspect
+from freewheel.cli.terminal import fail
+from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Inference for models with DeepSeek sparse attention, with no host synchronisation.",
+)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("inspect")(inspect.inspect)
+app.command("audit")(audit.audit)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"freewheel {freewheel.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
+
+
+def main() -> None:
+    """Run the command line; the console script."""
+    try:
+        app()
+    except (CheckpointError, ConfigError, RequestError) as error:
+        fail(str(error))
+        sys.exit(BAD_INPUT)
+    except FreewheelError as error:
+        fail(str(error))
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader has left, as `| head` does; a later flush at exit must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)

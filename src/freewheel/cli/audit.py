@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`freewheel audit`: count what crosses between host and device."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from freewheel import LLM
+from freewheel.audit import AuditReport
+from freewheel.audit import audit as run_audit
+from freewheel.cli import options as o
+from freewheel.cli.terminal import answers, fail, loading, write_json
+
+
+def audit(
+    model: o.Model,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to run, at least.")] = 200,
+    batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 4,
+    speculate: o.Speculate = 3,
+    drafter: o.Drafter = "auto",
+    graph: o.Graph = "tape",
+    run_ahead: o.RunAhead = 2,
+    chunk: o.Chunk = 64,
+    context_len: o.ContextLen = None,
+    threads: o.Threads = 1,
+    json: o.Json = False,
+) -> None:
+    """Run a mixed batch under the guard. Fails if a device value reached the host."""
+    with loading(model) as progress:
+        llm = LLM(
+            model,
+            progress=progress,
+            speculate=speculate,
+            drafter=drafter,
+            graph=graph,
+            run_ahead=run_ahead,
+            chunk=chunk,
+            context_len=context_len,
+            threads=threads,
+            max_batch=batch,
+            prefill_batch=min(2, batch),
+            guard=True,
+        )
+    report = run_audit(llm, rounds)
+    if json:
+        write_json(asdict(report) | {"passed": report.passed})
+    else:
+        _print(report)
+    if not report.passed:
+        for site in report.sites:
+            fail(site)
+        raise typer.Exit(1)
+
+
+def _print(report: AuditReport) -> None:
+    kernels = "not counted" if report.kernels_per_round is None else report.kernels_per_round
+    for name, value in (
+        ("rounds", report.rounds),
+        ("tokens", report.tokens),
+        ("host reads", report.host_reads),
+        ("copies besides letters", report.unplanned_copies),
+        ("uploads a round", f"{report.uploads_per_round:g}"),
+        ("downloads a round", f"{report.downloads_per_round:g}"),
+        ("graph launches a round", f"{report.graph_launches_per_round:g}"),
+        ("calls in the widest decoding round", kernels),
+    ):
+        answers.print(f"{name:36}{value}")

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`freewheel inspect`: what a folder holds, and what an engine would make of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from freewheel.cli import options as o
+from freewheel.cli.terminal import answers, write_json
+from freewheel.config import EngineConfig
+from freewheel.engine import Survey, survey
+
+
+def inspect(
+    model: o.Model,
+    speculate: o.Speculate = 3,
+    drafter: o.Drafter = "auto",
+    chunk: o.Chunk = 256,
+    batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 8,
+    context_len: o.ContextLen = None,
+    dtype: o.Dtype = "auto",
+    json: o.Json = False,
+) -> None:
+    """Print configuration, memory plan and cache groups. Reads headers only; loads nothing."""
+    found = survey(
+        EngineConfig(
+            model=model,
+            speculate=speculate,
+            drafter=drafter,
+            chunk=chunk,
+            max_batch=batch,
+            prefill_batch=min(2, batch),
+            context_len=context_len,
+            dtype=dtype,
+        )
+    )
+    if json:
+        write_json(_as_object(found))
+    else:
+        _print(found)
+
+
+def _as_object(found: Survey) -> dict[str, object]:
+    """Everything, with the numbers that follow from a cache group written out."""
+    groups = [
+        asdict(group) | {"page_bytes": group.page_bytes, "pages": pages}
+        for group, pages in zip(found.groups, found.sizes.pages, strict=True)
+    ]
+    shapes = [asdict(shape) for shape in found.ladder.shapes()]
+    return asdict(found) | {"groups": groups, "ladder": shapes}
+
+
+def _print(found: Survey) -> None:
+    spec = found.spec
+    _section("model")
+    _row("family", spec.family)
+    _row("parameters", f"{found.parameters:,} computed in {found.dtype}")
+    _row("layers", f"{spec.layers}" + (" and a multi-token-prediction layer" if spec.mtp else ""))
+    _row("attention", f"sparse, top {spec.indexer.topk} of up to {found.sizes.row_width:,} tokens")
+    _row("vocabulary", f"{spec.vocab_size:,}; ends at {', '.join(map(str, spec.eos_ids))}")
+    _section("memory plan")
+    for name, size in found.memory.items():
+        _row(name, _bytes(size))
+    _row("total", _bytes(sum(found.memory.values())))
+    _section("cache groups")
+    for group, pages in zip(found.groups, found.sizes.pages, strict=True):
+        fields = ", ".join(f"{f.name} {f.row_bytes} B x {len(f.layers)} layers" for f in group.fields)
+        _row(group.name, f"{pages:,} pages of {group.page_size} tokens, {_bytes(group.page_bytes)} each")
+        _row("", fields)
+    _section("rounds")
+    for shape in found.ladder.shapes():
+        _row(f"{shape.batch} x {shape.width}", f"then {shape.depth} drafts")
+    if found.decisions:
+        _section("decisions")
+    for decision in found.decisions:
+        _row(decision.option, f"{decision.value}: {decision.reason}")
+    if found.notes:
+        _section("notes")
+    for note in found.notes:
+        answers.print(f"  {note}")
+
+
+def _section(title: str) -> None:
+    answers.print(title, style="bold")
+
+
+def _row(name: str, value: object) -> None:
+    answers.print(f"  {name:14}{value}")
+
+
+def _bytes(size: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people see: coloured drafts, progress on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+from freewheel import Piece
+
+ACCEPTED = "green"
+"""Style of text that came from an accepted draft."""
+
+messages = Console(stderr=True, highlight=False)
+answers = Console(highlight=False, soft_wrap=True, markup=False)
+
+
+def fail(message: str) -> None:
+    """An error, on standard error."""
+    messages.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+
+
+def write_pieces(pieces: tuple[Piece, ...]) -> None:
+    """A stretch of the answer. Accepted drafts are coloured where colours can be shown."""
+    if answers.is_terminal and answers.color_system:
+        text = Text()
+        for piece in pieces:
+            text.append(piece.text, style=ACCEPTED if piece.accepted else "")
+        answers.print(text, end="")
+    else:
+        sys.stdout.write("".join(piece.text for piece in pieces))
+    sys.stdout.flush()
+
+
+def write_json(value: object) -> None:
+    """One JSON object on one line of standard output."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def loading(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A callback for (bytes read, bytes in all): a bar on a terminal, one line off it."""
+    if not messages.is_terminal:
+        messages.print(f"loading {what}")
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("[dim]{task.description}"), BarColumn(bar_width=30), DownloadColumn())
+    with Progress(*columns, console=messages, transient=True) as bar:
+        task: TaskID = bar.add_task(f"loading {what}", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

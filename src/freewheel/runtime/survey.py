@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine would be, read from headers alone: no weight is loaded, no state is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from freewheel.config import Decision, Decisions, EngineConfig, find_model
+from freewheel.models import Catalogue, load_model, open_folder
+from freewheel.nn.source import held_tensors
+from freewheel.runtime.build import resolve_drafter, resolve_dtype
+from freewheel.runtime.memory import Sizes, plan_memory
+from freewheel.spec.cache import CacheGroup
+from freewheel.spec.model import ModelSpec
+from freewheel.spec.shape import ShapeLadder
+from freewheel.state import Arena, CachePool, SequenceState
+from freewheel.state.pool import DTYPES
+
+
+@dataclass(frozen=True)
+class Survey:
+    """`memory`: bytes by what they are for. `parameters`: elements of the weights asked for."""
+
+    spec: ModelSpec
+    parameters: int
+    dtype: str
+    groups: tuple[CacheGroup, ...]
+    sizes: Sizes
+    ladder: ShapeLadder
+    memory: dict[str, int]
+    decisions: tuple[Decision, ...]
+    notes: tuple[str, ...]
+
+
+def survey(config: EngineConfig) -> Survey:
+    """Read the folder of `config` and plan. Raises CheckpointError or ConfigError as `build` does."""
+    decisions = Decisions()
+    folder = open_folder(find_model(config.model))
+    drafter = resolve_drafter(config, folder, decisions)
+    dtype = resolve_dtype(config, decisions)
+    catalogue = Catalogue(folder.tensors, DTYPES[dtype])
+    context_len = config.context_len or folder.spec.max_positions
+    model, head = load_model(
+        folder.spec, catalogue, positions=context_len, mtp=drafter == "mtp"
+    )
+    groups = model.cache_groups(config.page_size, dtype)
+    sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
+    arena = Arena("meta")
+    SequenceState.build(arena, sizes.rows, sizes.row_width, groups)
+    CachePool(arena, groups, sizes.pages)
+    weights = sum(t.numel() * t.element_size() for t in held_tensors(model, head))
+    return Survey(
+        spec=folder.spec,
+        parameters=sum(math.prod(shape) for shape in catalogue.wanted.values()),
+        dtype=dtype,
+        groups=groups,
+        sizes=sizes,
+        ladder=config.ladder(),
+        memory={"weights": weights, **arena.sizes()},
+        decisions=tuple(decisions.made),
+        notes=folder.notes,
+    )

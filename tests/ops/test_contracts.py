@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every op of attention, caches and dense layers promises, one test for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from freewheel import ops
+from freewheel.graph import no_host_sync, trace_on_meta
+from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS
+from tests.ops.cases import CASES, Sizes, arguments, assert_close
+
+EVERY_OP = pytest.mark.parametrize("name", sorted(CASES))
+STORES = ("store_latent", "store_index_key")
+SIZES = st.builds(
+    Sizes,
+    batch=st.integers(0, 4),
+    width=st.integers(1, 9),
+    seed=st.integers(0, 10_000),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+)
+
+
+def outputs(name: str, body: Any, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    """What the op returns; a store's output is its cache."""
+    args = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
+    result = body(*args)
+    if name in STORES:
+        return (args[0],)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def registered(name: str) -> Any:
+    return getattr(torch.ops.freewheel, name).default
+
+
+def test_every_op_of_the_three_files_is_covered_here() -> None:
+    files = ("freewheel.ops.attention", "freewheel.ops.cache", "freewheel.ops.dense")
+    declared = {name for name, body in SPECIFICATIONS.items() if body.__module__ in files}
+    assert declared == set(CASES)
+    assert declared <= set(ops.__all__)
+
+
+@EVERY_OP
+@given(of=SIZES)
+@settings(max_examples=25, deadline=None)
+def test_the_cpu_body_agrees_with_the_specification(name: str, of: Sizes) -> None:
+    args = arguments(name, of)
+    expected = outputs(name, SPECIFICATIONS[name], args)
+    for actual, wanted in zip(outputs(name, registered(name), args), expected, strict=True):
+        assert_close(actual, wanted)
+
+
+@EVERY_OP
+@pytest.mark.parametrize("batch", [0, 2])
+def test_schema_and_fake_describe_the_op(name: str, batch: int) -> None:
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(registered(name), arguments(name, Sizes(batch)), test_utils=checks)
+
+
+@EVERY_OP
+def test_a_specification_reads_nothing_on_the_host(name: str) -> None:
+    args = arguments(name)
+    with no_host_sync():
+        SPECIFICATIONS[name](*args)
+
+
+@EVERY_OP
+def test_a_specification_runs_on_any_device_and_its_fake_gives_the_same_shapes(name: str) -> None:
+    args = tuple(a.to("meta") if isinstance(a, Tensor) else a for a in arguments(name))
+    wanted = outputs(name, SPECIFICATIONS[name], arguments(name))
+    for body in (SPECIFICATIONS[name], registered(name)):
+        result = trace_on_meta(body, *args)
+        if name in STORES:
+            assert result is None
+            continue
+        traced = result if isinstance(result, tuple) else (result,)
+        assert [(t.shape, t.dtype) for t in traced] == [(t.shape, t.dtype) for t in wanted]
+
+
+@EVERY_OP
+def test_an_empty_batch_is_no_crash_and_gives_zero_rows(name: str) -> None:
+    args = arguments(name, Sizes(batch=0))
+    for body in (SPECIFICATIONS[name], registered(name)):
+        for result in outputs(name, body, args):
+            assert torch.equal(result, args[0]) if name in STORES else result.shape[0] == 0
+
+
+@EVERY_OP
+@pytest.mark.parametrize("batch", [3, 5])
+def test_a_row_alone_gives_what_it_gives_in_a_batch(name: str, batch: int) -> None:
+    """Among them more rows than index heads, and neighbours full of NaN."""
+    args = arguments(name, Sizes(batch, width=4, dtype=torch.float64))
+    split = [isinstance(a, Tensor) and a.dim() > 0 and a.shape[0] == batch for a in args]
+    for body in (SPECIFICATIONS[name], registered(name)):
+        together = outputs(name, body, args)
+        for b in range(batch):
+            alone = [a[b : b + 1] if per_row else a for a, per_row in zip(args, split, strict=True)]
+            for one, all_ in zip(outputs(name, body, tuple(alone)), together, strict=True):
+                if name in STORES:
+                    own = args[-1][b]
+                    assert_close(one.view(-1, 24)[own], all_.view(-1, 24)[own])
+                else:
+                    assert_close(one[0], all_[b])
+
+
+@EVERY_OP
+def test_a_poisoned_neighbour_changes_nothing(name: str) -> None:
+    args = arguments(name, Sizes(batch=3, width=4))
+
+    def poisoned(value: Any) -> Any:
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        if not floats or value.shape[:2] != (3, 4):
+            return value
+        value = value.clone()
+        value[1] = float("nan")
+        return value
+
+    for body in (SPECIFICATIONS[name], registered(name)):
+        clean = outputs(name, body, args)
+        dirty = outputs(name, body, tuple(poisoned(a) for a in args))
+        for good, bad in zip(clean, dirty, strict=True):
+            if name in STORES:
+                own = args[-1][[0, 2]].flatten()
+                assert torch.equal(good.view(-1, 24)[own], bad.view(-1, 24)[own])
+            else:
+                assert torch.equal(good[[0, 2]], bad[[0, 2]])
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in IMPLEMENTATIONS} & set(CASES)))
+def test_a_call_on_the_cpu_reaches_the_cpu_body(name: str) -> None:
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"freewheel::{name}", "CPU")
