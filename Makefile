@@ -11,6 +11,7 @@ TORCH  ?= torch==2.13.0
 PROMPT ?= Emma was
 ARGS   ?=
 
+DEMO := --max-tokens 96 --temperature 0.6 --seed 7 --speculate 3
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 # Folders whose tests need neither a trained model nor a long run; those not written yet drop out.
@@ -32,9 +33,8 @@ help:
 	@sed -n '2,6s/^#[ ]\{0,1\}//p' Makefile
 
 demo: $(VENV)/.installed
-	@echo >&2
-	@$(BIN)/freewheel generate demo --prompt "$(PROMPT)" \
-	    --max-tokens 96 --temperature 0 --speculate 3
+	@printf '\n$$ %s\n' '$(BIN)/freewheel generate demo --prompt "$(PROMPT)" $(DEMO)' >&2
+	@$(BIN)/freewheel generate demo --prompt "$(PROMPT)" $(DEMO)
 
 test: $(VENV)/.installed-test
 	@$(ONE_THREAD) $(BIN)/python -m pytest $(ARGS)

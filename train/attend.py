@@ -8,7 +8,9 @@ what a drafter sees that has written its drafts' KV past the last known token.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -128,7 +130,9 @@ def index_loss(
         take(p.query), p.key, p.value, take(p.index_query), p.index_key, take(p.index_weight)
     )
     own = [
-        Projected(c.query, take(c.key), c.value, c.index_query, c.index_key[:, rows], c.index_weight)
+        Projected(
+            c.query, take(c.key), c.value, c.index_query, c.index_key[:, rows], c.index_weight
+        )
         for c in chain
     ]
     at = torch.arange(stored.key.shape[2], device=rows.device)
@@ -153,23 +157,34 @@ def feed_forward(mlp: MLP | MoE, norm: RMSNorm, x: Tensor) -> Tensor:
     return mlp(norm(x))
 
 
+ROW_WISE = ("project", "feed_forward")
+PIECES: dict[str, Callable[..., object]] = {
+    "project": project,
+    "feed_forward": feed_forward,
+    "scores": selection_scores,
+    "mix": mix_masked,
+}
+
+
+@functools.cache
+def compiled_piece(name: str) -> Callable[..., object]:
+    return torch.compile(PIECES[name], dynamic=False)
+
+
 class Runner:
     """Runs a `DemoModel` over whole rows.
 
-    `fused` uses torch's fused attention kernels, `compiled` compiles the row-wise pieces: both
+    `fused` uses torch's fused attention kernels, `compiled` names the pieces to compile: both
     for training. Measurements use neither.
     """
 
-    def __init__(self, model: DemoModel, *, fused: bool = False, compiled: bool = False) -> None:
+    def __init__(
+        self, model: DemoModel, *, fused: bool = False, compiled: Collection[str] = ()
+    ) -> None:
         self.model, self.fused = model, fused
-        self._project, self._feed_forward, self._scores, self._mix = (
-            project, feed_forward, selection_scores, mix_masked,
-        )
-        if compiled:
-            self._project = torch.compile(project, dynamic=False)
-            self._feed_forward = torch.compile(feed_forward, dynamic=False)
-            self._scores = torch.compile(selection_scores, dynamic=False)
-            self._mix = torch.compile(mix_masked, dynamic=False)
+        pieces = {n: compiled_piece(n) if n in compiled else f for n, f in PIECES.items()}
+        self._project, self._feed_forward = pieces["project"], pieces["feed_forward"]
+        self._scores, self._mix = pieces["scores"], pieces["mix"]
 
     def layer(
         self,

@@ -83,9 +83,7 @@ def _split_austen(text: str) -> list[tuple[str, str]]:
     if len(offsets) != len(_AUSTEN_TITLES) or offsets != sorted(offsets):
         raise ValueError("austen: a novel's title line is missing")
     books: list[tuple[str, str]] = []
-    for title, begin, end in zip(
-        _AUSTEN_TITLES, offsets, [*offsets[1:], len(text)], strict=True
-    ):
+    for title, begin, end in zip(_AUSTEN_TITLES, offsets, [*offsets[1:], len(text)], strict=True):
         body = text[begin:end]
         # An editor's note of a modern edition follows one novel: not part of the book.
         body = body.split("A NOTE ON THE TEXT")[0]

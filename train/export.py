@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a checkpoint folder in Hugging Face layout, and read one back.
 
-    python export.py --untrained --tokenizer DIR --out DIR
+python export.py --untrained --tokenizer DIR --out DIR
 """
 
 from __future__ import annotations
@@ -92,9 +92,7 @@ def load_checkpoint(folder: Path) -> DemoModel:
     for name, want in model.state_dict().items():
         if name.endswith(_STACKED):
             prefix, kind = name.rsplit(".", 1)
-            experts = [
-                tensors.pop(f"{prefix}.{e}.{kind}.weight") for e in range(want.shape[0])
-            ]
+            experts = [tensors.pop(f"{prefix}.{e}.{kind}.weight") for e in range(want.shape[0])]
             state[name] = torch.stack(experts).float()
         else:
             state[name] = tensors.pop(name).float()

@@ -118,17 +118,13 @@ def evaluation(tokenizer: Tokenizer, books: list[Book], seed: int) -> dict[str, 
         *task_prompts(tokenizer, lambda: first_turn(synthetic.talk(rng, prose)), 5, 60, 4),
     ]
     recall = {
-        length: [
-            vars(synthetic.recall(rng, prose, length, 1)) for _ in range(RECALL_PER_LENGTH)
-        ]
+        length: [vars(synthetic.recall(rng, prose, length, 1)) for _ in range(RECALL_PER_LENGTH)]
         for length in RECALL_LENGTHS
     }
     return {
         "prompts": [vars(p) for p in prompts],
         "recall": recall,
-        "held_out": {
-            s: "\n\n".join(b.held_out for b in books if b.source == s) for s in SOURCES
-        },
+        "held_out": {s: "\n\n".join(b.held_out for b in books if b.source == s) for s in SOURCES},
         "story": [vars(Sample("story", "", stories.story(rng))) for _ in range(64)],
     }
 
@@ -140,11 +136,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--short", type=int, default=100_000)
     parser.add_argument("--long", type=int, default=3500)
+    parser.add_argument("--tokenizer", type=Path, help="use this tokenizer.json, train none")
     args = parser.parse_args()
 
     books = read_books(args.text)
     prose = prose_of(books, held_out=False)
-    tokenizer = make_tokenizer(books, prose, args.seed)
+    if args.tokenizer is None:
+        tokenizer = make_tokenizer(books, prose, args.seed)
+    else:
+        tokenizer = Tokenizer.from_file(str(args.tokenizer))
     save_tokenizer(tokenizer, args.out)
 
     arrays: dict[str, np.ndarray] = {}

@@ -184,7 +184,7 @@ def _quarrel(rng: random.Random) -> tuple[str, list[str]]:
         f'"It is mine, because I saw it first," said {h.name}.',
         f'"No, it is mine, because I took it up," said {f.name}.',
         "They were so angry that they did not speak for the whole day.",
-        f"In the evening {h.name} said, \"I am sorry. A {thing} is only a {thing}, but you are "
+        f'In the evening {h.name} said, "I am sorry. A {thing} is only a {thing}, but you are '
         'my friend."',
         f'"I am sorry too," said {f.name}. "Let us use it together."',
         f"So {h.name} had the {thing} in the morning, and {f.name} had it in the evening.",

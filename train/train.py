@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the demo checkpoint.
 
-    python train.py --data DIR --out DIR --minutes 7 --seed 7 --device cuda
+    python train.py --data DIR --out DIR --minutes 7 --seed 7 --device cuda --compile
+    python train.py --data DIR --out DIR2 --minutes 4 --stage refine --resume DIR/final ...
     python train.py --data DIR --out DIR --smoke            # a minute on a CPU
 
 The schedule follows the share of `--minutes` that has passed, so a slower machine trains
@@ -23,10 +24,17 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from attend import LossRows, Runner, Sparsity, same_topk
-from data import LONG_MIX, SHORT_MIX, Streams, load_streams
+from attend import PIECES, LossRows, Runner, Sparsity, same_topk
+from data import (
+    LONG_MIX,
+    REFINE_LONG_MIX,
+    REFINE_SHORT_MIX,
+    SHORT_MIX,
+    Streams,
+    load_streams,
+)
 from evaluate import held_out_bits, quick_acceptance
-from export import save_checkpoint
+from export import load_checkpoint, save_checkpoint
 from model import DemoConfig, DemoModel
 from optim import Muon, split_parameters
 
@@ -38,20 +46,41 @@ PEAK_LR, FLOOR = 0.02, 0.03
 @dataclass(frozen=True)
 class Phase:
     until: float  # share of the time budget
-    long: bool
     sparse: bool
     depth: int
     index_loss: bool
     dropout: float
+    long: bool = False
+    mix: tuple[float, ...] = SHORT_MIX
 
 
-PHASES = (
-    Phase(0.10, long=False, sparse=False, depth=1, index_loss=False, dropout=0.15),
-    Phase(0.40, long=False, sparse=False, depth=1, index_loss=True, dropout=0.15),
-    Phase(0.62, long=False, sparse=False, depth=3, index_loss=True, dropout=0.15),
-    Phase(0.76, long=False, sparse=True, depth=3, index_loss=True, dropout=0.15),
-    Phase(1.00, long=True, sparse=True, depth=3, index_loss=True, dropout=0.0),
+# The first stage learns language, then drafts, then selection.
+LEARN = (
+    Phase(0.10, sparse=False, depth=1, index_loss=False, dropout=0.15),
+    Phase(0.40, sparse=False, depth=1, index_loss=True, dropout=0.15),
+    Phase(0.62, sparse=False, depth=3, index_loss=True, dropout=0.15),
+    Phase(0.76, sparse=True, depth=3, index_loss=True, dropout=0.15),
+    Phase(1.00, sparse=True, depth=3, index_loss=True, dropout=0.0, long=True, mix=LONG_MIX),
 )
+# The second stage starts from the first one's checkpoint.
+REFINE = (
+    Phase(0.74, sparse=True, depth=3, index_loss=True, dropout=0.03, mix=REFINE_SHORT_MIX),
+    Phase(1.00, sparse=True, depth=3, index_loss=True, dropout=0.0, long=True, mix=REFINE_LONG_MIX),
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    phases: tuple[Phase, ...]
+    constant_until: float  # share of the budget at the peak learning rate
+    peak: float  # of PEAK_LR
+    compile_long: bool
+
+
+STAGES = {
+    "learn": Stage(LEARN, 0.35, 1.0, compile_long=True),
+    "refine": Stage(REFINE, 0.10, 0.6, compile_long=False),
+}
 
 
 @dataclass(frozen=True)
@@ -64,16 +93,17 @@ SHORT, LONG = Size(64, 1024), Size(16, 4096)
 SMOKE_SHORT, SMOKE_LONG = Size(3, 96), Size(2, 192)
 
 
-def learning_rate_factor(progress: float, step: int) -> float:
-    warm = min(1.0, (step + 1) / 100)
-    if progress < 0.35:
+def learning_rate_factor(stage: Stage, progress: float, step: int) -> float:
+    warm = stage.peak * min(1.0, (step + 1) / 100)
+    if progress < stage.constant_until:
         return warm
-    return warm * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * (progress - 0.35) / 0.65)))
+    left = (1.0 - progress) / (1.0 - stage.constant_until)
+    return warm * (FLOOR + (1 - FLOOR) * 0.5 * (1 - math.cos(math.pi * left)))
 
 
 def next_token_loss(hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of [B, T, D] against int64 [B, T]."""
-    return F.cross_entropy(F.linear(hidden, head).float().flatten(0, 1), targets.flatten())
+    """Mean cross-entropy of [N, D] against int64 [N]."""
+    return F.cross_entropy(F.linear(hidden, head).float(), targets)
 
 
 def draft_loss(
@@ -84,7 +114,7 @@ def draft_loss(
     weight: Tensor,
     soft_share: Tensor,
 ) -> Tensor:
-    """Cross-entropy against the trunk's own distribution and the true token; weight [T]."""
+    """Cross-entropy against the trunk's own distribution and the true token; weight [N]."""
     log_probs = F.linear(hidden, head).float().log_softmax(-1)
     hard = -log_probs.gather(-1, targets[..., None]).squeeze(-1)
     soft = -(trunk_logits.float().softmax(-1) * log_probs).sum(-1)
@@ -93,12 +123,16 @@ def draft_loss(
 
 class Trainer:
     def __init__(
-        self, model: DemoModel, streams: Streams, *, smoke: bool, compiled: bool
+        self, model: DemoModel, streams: Streams, stage: Stage, *, smoke: bool, compiled: bool
     ) -> None:
         self.model, self.streams = model, streams
         self.device = streams.tokens.device
         self.sizes = (SMOKE_SHORT, SMOKE_LONG) if smoke else (SHORT, LONG)
-        self.runner = Runner(model, fused=True, compiled=compiled)
+        self.stage = stage
+        self.runner = Runner(model, fused=True, compiled=tuple(PIECES) if compiled else ())
+        self.long_runner = self.runner
+        if compiled and not stage.compile_long:  # too few long steps to pay for compiling them
+            self.long_runner = Runner(model, fused=True, compiled=("feed_forward",))
         self.next_token_loss, self.draft_loss = next_token_loss, draft_loss
         if compiled:
             self.next_token_loss = torch.compile(next_token_loss, dynamic=False)
@@ -121,19 +155,20 @@ class Trainer:
 
     def losses(self, phase: Phase, size: Size) -> dict[str, Tensor]:
         rows, length = size.rows, size.length
-        mix = LONG_MIX if phase.long else SHORT_MIX
-        tokens = self.streams.batch(rows, length + phase.depth + 1, mix)
+        runner = self.long_runner if phase.long else self.runner
+        tokens = self.streams.batch(rows, length + phase.depth + 1, phase.mix)
         sparsity = self.sparsity(rows) if phase.sparse else None
         rows_for_loss = None
         if phase.index_loss:
             at = torch.randint(length, (INDEX_LOSS_ROWS,), device=self.device)
             rows_for_loss = LossRows(at, [])
         head = self.model.lm_head.weight
-        hidden = self.runner.trunk(
+        hidden = runner.trunk(
             tokens[:, :length], sparsity, loss=rows_for_loss, dropout=phase.dropout
         )
-        out = {"main": self.next_token_loss(hidden, head, tokens[:, 1 : length + 1])}
-        drafts = self.runner.chain(
+        flat = tokens[:, 1 : length + 1].flatten()
+        out = {"main": self.next_token_loss(hidden.flatten(0, 1), head, flat)}
+        drafts = runner.chain(
             hidden,
             tokens[:, : length + phase.depth],
             phase.depth,
@@ -141,16 +176,16 @@ class Trainer:
             loss=rows_for_loss,
             dropout=phase.dropout / 2,
         )
-        trunk_logits = self.runner.logits(hidden).detach()
+        trunk_logits = runner.logits(hidden).detach()
         at = torch.arange(length, device=self.device)
         soft_share = torch.tensor(0.5 if phase.depth == 1 else 0.9, device=self.device)
         for j, draft in enumerate(drafts, start=1):
             out[f"draft{j}"] = self.draft_loss(
-                draft,
+                draft.flatten(0, 1),
                 head,
-                tokens[:, j + 1 : j + 1 + length],
-                trunk_logits.roll(-j, dims=1),
-                (at < length - j).float(),
+                tokens[:, j + 1 : j + 1 + length].flatten(),
+                trunk_logits.roll(-j, dims=1).flatten(0, 1),
+                (at < length - j).float().repeat(rows),
                 soft_share,
             )
         if rows_for_loss is not None:
@@ -185,7 +220,10 @@ def validate(trainer: Trainer, held_out: dict[str, Tensor]) -> dict[str, float]:
     runner = Runner(model, fused=True)
     device = trainer.device
     out: dict[str, float] = {}
-    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+    with (
+        torch.no_grad(),
+        torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"),
+    ):
         for name, rows in held_out.items():
             out[f"nats_{name}"] = held_out_bits(runner, rows, None)
         rows = torch.cat([r[:8] for r in held_out.values()])
@@ -217,6 +255,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--stage", choices=sorted(STAGES), default="learn")
+    parser.add_argument("--resume", type=Path, help="checkpoint folder to start from")
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
@@ -225,18 +265,17 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.automatic_dynamic_shapes = False
     torch._dynamo.config.suppress_errors = True
-    model = DemoModel(DemoConfig()).to(device)
+    model = DemoModel(DemoConfig()) if args.resume is None else load_checkpoint(args.resume)
+    model.to(device)
     streams = load_streams(args.data, device, args.seed)
-    trainer = Trainer(model, streams, smoke=args.smoke, compiled=args.compile)
-    held_out = held_out_rows(
-        args.data, device, 96 if args.smoke else 1024, 2 if args.smoke else 24
-    )
+    trainer = Trainer(model, streams, STAGES[args.stage], smoke=args.smoke, compiled=args.compile)
+    held_out = held_out_rows(args.data, device, 96 if args.smoke else 1024, 2 if args.smoke else 24)
     run(trainer, held_out, args.minutes * 60, args.out, checks=6 if args.smoke else 14)
 
 
 def warm_up(trainer: Trainer) -> None:
     """One step of every phase with learning rate 0: compiles, and fails early if it must."""
-    for phase in PHASES:
+    for phase in trainer.stage.phases:
         begin = time.monotonic()
         trainer.step(phase, 0.0, balance=False)
         if trainer.device.type == "cuda":
@@ -257,14 +296,14 @@ def run(
     begin = phase_begin = time.monotonic()
     step, phase_step, next_check, saved = 0, 0, 0.0, False
     recent: dict[str, list[Tensor]] = {}
-    phase = PHASES[0]
+    phase = trainer.stage.phases[0]
     while (progress := (time.monotonic() - begin) / seconds) < 1.0:
-        current = next(p for p in PHASES if progress < p.until)
+        current = next(p for p in trainer.stage.phases if progress < p.until)
         if current is not phase:
             took = (time.monotonic() - phase_begin) / max(step - phase_step, 1)
             print(f"{took * 1000:.1f} ms a step; now {current}", flush=True)
             recent, phase, phase_step, phase_begin = {}, current, step, time.monotonic()
-        factor = learning_rate_factor(progress, step)
+        factor = learning_rate_factor(trainer.stage, progress, step)
         for name, value in trainer.step(phase, factor, balance=progress < 0.9).items():
             recent.setdefault(name, []).append(value)
         step += 1

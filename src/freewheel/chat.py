@@ -47,7 +47,9 @@ def encode_chat(
             f"chat: no chat encoding is built in for {family!r}; use `generate` with a rendered prompt"
         )
     _check_turns(messages)
-    marks = {mark: _mark_id(mark, token_id) for mark in (BEGIN, END, USER, ASSISTANT, THINK, NO_THINK)}
+    marks = {
+        mark: _mark_id(mark, token_id) for mark in (BEGIN, END, USER, ASSISTANT, THINK, NO_THINK)
+    }
     ids = [marks[BEGIN]]
     for message in messages:
         if message.role == "system":
@@ -64,7 +66,9 @@ def _check_turns(messages: Sequence[Message]) -> None:
     turns = roles[1:] if roles[:1] == ["system"] else roles
     for index, role in enumerate(turns):
         if role != ("user", "assistant")[index % 2]:
-            raise RequestError("messages", f"turn {index + 1} is {role!r}: user and assistant must alternate")
+            raise RequestError(
+                "messages", f"turn {index + 1} is {role!r}: user and assistant must alternate"
+            )
     if len(turns) % 2 == 0:
         raise RequestError("messages", "must end with a user turn")
 

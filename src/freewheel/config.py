@@ -14,7 +14,8 @@ SHIPPED_MODELS = ("demo",)
 """Checkpoints that come with the package, by name."""
 
 DRAFTERS = ("auto", "mtp", "lookup")
-GRAPHS = ("eager", "tape")
+DEVICES = ("auto", "cpu", "cuda")
+GRAPHS = ("auto", "eager", "tape", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float64")
 MAX_RUN_AHEAD = 3
 
@@ -31,13 +32,16 @@ class EngineConfig:
     read (0 to 3). `chunk`: prompt tokens a round computes of one request, at most. `max_batch`:
     requests decoded together. `context_len`: tokens of prompt and answer together; None takes the
     model's own limit. `cache_bytes`: budget of the paged cache. `threads`: intra-op CPU threads.
+    `device`: auto takes a CUDA device if there is one. `graph`: auto takes a CUDA graph on a CUDA
+    device and a tape on the CPU; eager runs the round's Python every time.
     `guard`: count host reads in every round (the round itself is the same).
     """
 
     model: str
     speculate: int = 3
     drafter: str = "auto"
-    graph: str = "tape"
+    device: str = "auto"
+    graph: str = "auto"
     run_ahead: int = 2
     chunk: int = 256
     max_batch: int = 8
@@ -61,6 +65,7 @@ class EngineConfig:
         if self.context_len is not None:
             _check_range("context_len", self.context_len, 2, 1 << 24)
         _check_choice("drafter", self.drafter, DRAFTERS)
+        _check_choice("device", self.device, DEVICES)
         _check_choice("graph", self.graph, GRAPHS)
         _check_choice("dtype", self.dtype, DTYPES)
 

@@ -52,6 +52,7 @@ PLANTED_IMPORTS = {
     "decode-any-model": ("decode", "freewheel.nn"),
     "engine-through-runtime": ("engine", "freewheel.state"),
     "surfaces-through-engine": ("cli", "freewheel.runtime"),
+    "kernels-behind-registry": ("nn", "freewheel.ops.cuda"),
     "terminal": ("host", "rich"),
 }
 
@@ -108,7 +109,9 @@ def findings(path: str, text: str) -> list[tuple[int, str]]:
         ("decode/chain.py", "from freewheel.models import glm5"),
         ("state/view.py", "from freewheel import LLM"),
         ("engine.py", "import rich"),
+        ("engine.py", "import freewheel"),
         ("cli.py", "from freewheel.runtime.executor import Executor"),
+        ("cli.py", "from freewheel import runtime"),
         ("kernels/attention.py", "import torch"),
     ],
 )
@@ -127,6 +130,7 @@ def test_a_planted_import_is_reported(path: str, statement: str) -> None:
         ("decode/chain.py", "from freewheel.models import base"),
         ("decode/chain.py", "from freewheel.ops import open_step"),
         ("cli.py", "import typer\nfrom freewheel.engine import LLM"),
+        ("cli/app.py", "from freewheel import LLM, __version__"),
     ],
 )
 def test_an_allowed_import_is_not_reported(path: str, statement: str) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -16,6 +17,7 @@ PACKAGE = ROOT / "src" / "freewheel"
 RULES: dict[str, Rule] = {**GENERAL_RULES, **DEVICE_RULES, **TEXT_RULES}
 
 
+@cache
 def package_sources() -> list[Source]:
     return [
         Source(PurePosixPath(path.relative_to(PACKAGE).as_posix()), path.read_text("utf-8"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random programs: replaying a tape is running the function, on whatever is in the static tensors."""
+"""Random programs: a replay is a run of the function, whatever the static tensors hold."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class DenseReference:
         return hidden @ self.weights["lm_head.weight"].T
 
     def mtp_hidden(self, next_tokens: Sequence[int], hidden: Tensor) -> Tensor:
-        """[N, H] behind the MTP layer's own norm. next_tokens[i] follows position i; hidden [N, H]."""
+        """[N, H] behind the MTP layer's norm. next_tokens[i] follows position i; hidden [N, H]."""
         eps, name = self.config["rms_norm_eps"], f"model.layers.{self.mtp_layer}"
         table = self.weights.get(
             f"{name}.embed_tokens.weight", self.weights["model.embed_tokens.weight"]
@@ -107,7 +107,7 @@ class DenseReference:
         return self._linear(mixed.flatten(1), f"{name}.o_proj"), picks
 
     def _picks(self, x: Tensor, q_latent: Tensor, name: str) -> Tensor:
-        """bool [N, N]: the index_topk best keys of each query; among equals the lowest positions."""
+        """bool [N, N]: the index_topk best keys of a query; among equals the lowest positions."""
         config, count = self.config, x.shape[0]
         heads, dim, rope = (
             config["index_n_heads"],

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from freewheel.models import load_folder, open_folder
+from freewheel.models.deepseek_v32 import DeepseekV32
 from freewheel.nn import indexer as indexer_module
 from tests.fixtures.closed_form import write_t32, write_tg
 from tests.models.dense_reference import DenseReference
-from tests.models.paged import Paged
+from tests.models.paged import ROW, Paged
 
 TOKENS = random.Random(2).choices(range(256), k=40)
 TOPK = 16
@@ -49,6 +50,31 @@ def test_index_topk_of_the_whole_row_is_dense_attention(write, tmp_path) -> None
     sparse, dense = write(tmp_path / "sparse"), write(tmp_path / "dense", index_topk=64)
     assert (hidden(sparse)[:TOPK] - hidden(dense)[:TOPK]).abs().max() < 1e-9
     assert (hidden(sparse) - hidden(dense)).abs().max() > 1e-2
+
+
+def first_picks(folder: Path, dtype: torch.dtype, tokens: list[int]) -> list[set[int]]:
+    """Slots that each query of the first layer picks."""
+    loaded = load_folder(open_folder(folder), dtype, mtp=False)
+    assert isinstance(loaded.model, DeepseekV32)
+    paged = Paged(loaded, length=len(tokens))
+    view = paged.view(tokens, 0, len(tokens))
+    layer = loaded.model.layers[0]
+    x = layer.attention_norm(loaded.model.embedding(view.tokens))
+    q_latent = layer.attention.q_a_norm(layer.attention.q_a(x))
+    assert layer.attention.indexer is not None
+    slots = layer.attention.indexer.select(x, q_latent, view, paged.cache)[ROW - 1]
+    return [{slot for slot in row if slot >= 0} for row in slots.tolist()]
+
+
+def test_picks_agree_wholly_in_float32_and_to_99_percent_in_bfloat16(tmp_path) -> None:
+    folder = write_t32(tmp_path / "model")
+    tokens = random.Random(3).choices(range(256), k=128)
+    exact = first_picks(folder, torch.float64, tokens)
+    assert [len(picks) for picks in exact] == [min(TOPK, i + 1) for i in range(128)]
+    assert first_picks(folder, torch.float32, tokens) == exact
+    rounded = first_picks(folder, torch.bfloat16, tokens)
+    shares = [len(a & b) / len(a) for a, b in zip(exact, rounded, strict=True)]
+    assert sum(shares) / len(shares) >= 0.99
 
 
 @pytest.mark.parametrize("columns", [1, 7, 1000])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MTP layer against a slow float64 reference: catching up, and the chain that goes on from it."""
+"""The MTP layer against a slow float64 reference: catching up, and the chain that goes on."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def load(folder: Path) -> LoadedModel:
 
 
 def reference_chain(reference: DenseReference, prompt: list[int], depth: int) -> list[int]:
-    """The target's token after `prompt`, then `depth` drafts, everything recomputed at each step."""
+    """The target's token after `prompt`, then `depth` drafts, all recomputed at each step."""
     hidden = reference.hidden(prompt)
     tokens = [int(reference.logits(hidden[-1:]).argmax())]
     for _ in range(depth):
@@ -125,6 +125,8 @@ def test_absent_tables_are_the_targets_and_equal_copies_become_the_targets(tmp_p
     shared, copied = load(write_t32(tmp_path / "t32")), load(write_perm_x(tmp_path / "perm-x"))
     for loaded in (shared, copied):
         assert isinstance(loaded.draft_head, MtpLayer)
-        target = next(t for t in loaded.weights if t.shape == loaded.draft_head.embedding.weight.shape)
+        target = next(
+            t for t in loaded.weights if t.shape == loaded.draft_head.embedding.weight.shape
+        )
         assert loaded.draft_head.embedding.weight is target
     assert any("embed_tokens" in note for note in copied.report.notes)

@@ -28,7 +28,7 @@ VARIANTS = {
     "glm-yarn": TG | {"rope_scaling": YARN},
     "glm-big-epsilon": TG | {"rms_norm_eps": 0.05},
 }
-"""A big epsilon would show if the latents' norms used it: theirs is 1e-6 whatever the config says."""
+"""A big epsilon would show if the norms of the latents used it: theirs is 1e-6 in any case."""
 
 
 @dataclass

@@ -99,7 +99,13 @@ def test_a_round_commits_what_a_row_by_row_walk_commits(width: int, seed: int) -
     batch_rows = ints(*batch)
     choices = width if width <= 8 else 1
     start, given, query_lens = ops.open_round(
-        state["known"], state["computed"], state["drafts"], state["limit"], batch_rows, width, choices - 1
+        state["known"],
+        state["computed"],
+        state["drafts"],
+        state["limit"],
+        batch_rows,
+        width,
+        choices - 1,
     )
     table = torch.zeros(1, ROWS + 1, LENGTH, dtype=torch.int32)
     seen, positions, kv_lens, _ = ops.open_step(
@@ -120,8 +126,19 @@ def test_a_round_commits_what_a_row_by_row_walk_commits(width: int, seed: int) -
     outbox = torch.full((len(batch), 5 + choices), -7, dtype=torch.int32)
     before = {name: tensor.clone() for name, tensor in state.items()}
     accept_lens, live = ops.commit(
-        state["tokens"], state["known"], state["computed"], state["drafts"], state["limit"], outbox,
-        state["stops"], batch_rows, start, given, query_lens, seen, choice,
+        state["tokens"],
+        state["known"],
+        state["computed"],
+        state["drafts"],
+        state["limit"],
+        outbox,
+        state["stops"],
+        batch_rows,
+        start,
+        given,
+        query_lens,
+        seen,
+        choice,
     )
     for b, index in enumerate(batch):
         if index == 0:
@@ -134,8 +151,13 @@ def test_a_round_commits_what_a_row_by_row_walk_commits(width: int, seed: int) -
         tokens, finish, accepted, agreed = committed(row, width, choice_of[b])
         caught_up = want_given > 0 and row.computed + want_given == row.known
         assert outbox[b].tolist() == [
-            len(tokens), finish, row.computed + accepted, want_query - want_given, agreed,
-            *tokens, *[-1] * (choices - len(tokens)),
+            len(tokens),
+            finish,
+            row.computed + accepted,
+            want_query - want_given,
+            agreed,
+            *tokens,
+            *[-1] * (choices - len(tokens)),
         ]
         assert int(accept_lens[b]) == accepted
         assert int(live[b]) == int(caught_up and not finish)

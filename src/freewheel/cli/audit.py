@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from freewheel import LLM
 from freewheel.audit import AuditReport
 from freewheel.audit import audit as run_audit
 from freewheel.cli import options as o
-from freewheel.cli.terminal import answers, fail, loading, write_json
+from freewheel.cli.terminal import answers, fail, open_llm, write_json
 
 
 def audit(
@@ -21,7 +20,8 @@ def audit(
     batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 4,
     speculate: o.Speculate = 3,
     drafter: o.Drafter = "auto",
-    graph: o.Graph = "tape",
+    device: o.Device = "auto",
+    graph: o.Graph = "auto",
     run_ahead: o.RunAhead = 2,
     chunk: o.Chunk = 64,
     context_len: o.ContextLen = None,
@@ -29,21 +29,20 @@ def audit(
     json: o.Json = False,
 ) -> None:
     """Run a mixed batch under the guard. Fails if a device value reached the host."""
-    with loading(model) as progress:
-        llm = LLM(
-            model,
-            progress=progress,
-            speculate=speculate,
-            drafter=drafter,
-            graph=graph,
-            run_ahead=run_ahead,
-            chunk=chunk,
-            context_len=context_len,
-            threads=threads,
-            max_batch=batch,
-            prefill_batch=min(2, batch),
-            guard=True,
-        )
+    llm = open_llm(
+        model,
+        speculate=speculate,
+        drafter=drafter,
+        device=device,
+        graph=graph,
+        run_ahead=run_ahead,
+        chunk=chunk,
+        context_len=context_len,
+        threads=threads,
+        max_batch=batch,
+        prefill_batch=min(2, batch),
+        guard=True,
+    )
     report = run_audit(llm, rounds)
     if json:
         write_json(asdict(report) | {"passed": report.passed})

@@ -13,7 +13,7 @@ from freewheel import LLM, SamplingParams
 from freewheel.chat import Message, encode_chat
 from freewheel.cli import options as o
 from freewheel.cli.generate import answer_object, summary
-from freewheel.cli.terminal import loading, messages, write_json, write_pieces
+from freewheel.cli.terminal import messages, open_llm, write_json, write_pieces
 
 
 def chat(
@@ -26,7 +26,8 @@ def chat(
     seed: o.Seed = None,
     speculate: o.Speculate = 3,
     drafter: o.Drafter = "auto",
-    graph: o.Graph = "tape",
+    device: o.Device = "auto",
+    graph: o.Graph = "auto",
     run_ahead: o.RunAhead = 2,
     chunk: o.Chunk = 256,
     context_len: o.ContextLen = None,
@@ -34,24 +35,21 @@ def chat(
     json: o.Json = False,
 ) -> None:
     """Talk to a model. One line is one turn; an empty line or the end of the input ends it."""
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    llm = open_llm(
+        model,
+        speculate=speculate,
+        drafter=drafter,
+        device=device,
+        graph=graph,
+        run_ahead=run_ahead,
+        chunk=chunk,
+        context_len=context_len,
+        threads=threads,
+        max_batch=1,
+        prefill_batch=1,
+        guard=json,
     )
-    with loading(model) as progress:
-        llm = LLM(
-            model,
-            progress=progress,
-            speculate=speculate,
-            drafter=drafter,
-            graph=graph,
-            run_ahead=run_ahead,
-            chunk=chunk,
-            context_len=context_len,
-            threads=threads,
-            max_batch=1,
-            prefill_batch=1,
-            guard=json,
-        )
     turns = [Message("system", system)] if system else []
     for line in _questions():
         turns.append(Message("user", line))

@@ -10,7 +10,7 @@ import typer
 
 from freewheel import LLM, Chunk, Metrics, SamplingParams
 from freewheel.cli import options as o
-from freewheel.cli.terminal import loading, messages, write_json, write_pieces
+from freewheel.cli.terminal import messages, open_llm, write_json, write_pieces
 from freewheel.errors import RequestError
 
 
@@ -29,7 +29,8 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end.")] = False,
     speculate: o.Speculate = 3,
     drafter: o.Drafter = "auto",
-    graph: o.Graph = "tape",
+    device: o.Device = "auto",
+    graph: o.Graph = "auto",
     run_ahead: o.RunAhead = 2,
     chunk: o.Chunk = 256,
     context_len: o.ContextLen = None,
@@ -49,22 +50,21 @@ def generate(
         ignore_eos=ignore_eos,
     )
     text = read_prompt(prompt)
-    with loading(model) as progress:
-        llm = LLM(
-            model,
-            progress=progress,
-            speculate=speculate,
-            drafter=drafter,
-            graph=graph,
-            run_ahead=run_ahead,
-            chunk=chunk,
-            context_len=context_len,
-            dtype=dtype,
-            threads=threads,
-            max_batch=1,
-            prefill_batch=1,
-            guard=json,
-        )
+    llm = open_llm(
+        model,
+        speculate=speculate,
+        drafter=drafter,
+        device=device,
+        graph=graph,
+        run_ahead=run_ahead,
+        chunk=chunk,
+        context_len=context_len,
+        dtype=dtype,
+        threads=threads,
+        max_batch=1,
+        prefill_batch=1,
+        guard=json,
+    )
     if json:
         write_json(answer_object(llm, list(llm.stream(text, params))))
         return

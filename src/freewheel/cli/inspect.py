@@ -21,6 +21,7 @@ def inspect(
     chunk: o.Chunk = 256,
     batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 8,
     context_len: o.ContextLen = None,
+    device: o.Device = "auto",
     dtype: o.Dtype = "auto",
     json: o.Json = False,
 ) -> None:
@@ -34,6 +35,7 @@ def inspect(
             max_batch=batch,
             prefill_batch=min(2, batch),
             context_len=context_len,
+            device=device,
             dtype=dtype,
         )
     )
@@ -67,8 +69,13 @@ def _print(found: Survey) -> None:
     _row("total", _bytes(sum(found.memory.values())))
     _section("cache groups")
     for group, pages in zip(found.groups, found.sizes.pages, strict=True):
-        fields = ", ".join(f"{f.name} {f.row_bytes} B x {len(f.layers)} layers" for f in group.fields)
-        _row(group.name, f"{pages:,} pages of {group.page_size} tokens, {_bytes(group.page_bytes)} each")
+        fields = ", ".join(
+            f"{f.name} {f.row_bytes} B x {len(f.layers)} layers" for f in group.fields
+        )
+        _row(
+            group.name,
+            f"{pages:,} pages of {group.page_size} tokens, {_bytes(group.page_bytes)} each",
+        )
         _row("", fields)
     _section("rounds")
     for shape in found.ladder.shapes():

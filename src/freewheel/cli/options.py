@@ -11,16 +11,21 @@ Model = Annotated[str, typer.Argument(help="A folder in Hugging Face layout, or 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Speculate = Annotated[int, typer.Option(help="Drafts a round, 0 to 7.")]
 Drafter = Annotated[str, typer.Option(help="auto, mtp or lookup.")]
-Graph = Annotated[str, typer.Option(help="eager or tape.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Graph = Annotated[str, typer.Option(help="auto, eager, tape or cuda.")]
 RunAhead = Annotated[int, typer.Option(help="Rounds launched before the oldest letter is read.")]
 Chunk = Annotated[int, typer.Option(help="Prompt tokens computed in a round, at most.")]
-ContextLen = Annotated[int | None, typer.Option(help="Prompt and answer together; default: model's.")]
+ContextLen = Annotated[
+    int | None, typer.Option(help="Prompt and answer together; default: model's.")
+]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float64.")]
 Threads = Annotated[int, typer.Option(help="CPU threads; small models are fastest with 1.")]
 MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer, at most.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens of this share; 1 is off.")]
-MinP = Annotated[float, typer.Option(help="Keep tokens this likely against the likeliest; 0 is off.")]
+MinP = Annotated[
+    float, typer.Option(help="Keep tokens this likely against the likeliest; 0 is off.")
+]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling reproducible.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End at this text; may be given repeatedly.")]

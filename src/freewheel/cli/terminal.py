@@ -7,12 +7,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from freewheel import Piece
+from freewheel import LLM, Piece
 
 ACCEPTED = "green"
 """Style of text that came from an accepted draft."""
@@ -55,3 +56,9 @@ def loading(what: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=messages, transient=True) as bar:
         task: TaskID = bar.add_task(f"loading {what}", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def open_llm(model: str, **options: Any) -> LLM:
+    """An engine, loaded under a progress bar; `options` are the fields of EngineConfig."""
+    with loading(model) as progress:
+        return LLM(model, progress=progress, **options)

@@ -29,9 +29,7 @@ class ChainDrafter:
     ) -> None:
         """Catch up over the verified rectangle, then propose, one query wide, `shape.depth` times."""
         rows, live = verified.rows, verified.live
-        view = open_step(
-            state, rows, verified.start, verified.accept_lens, shape.width, shift=1
-        )
+        view = open_step(state, rows, verified.start, verified.accept_lens, shape.width, shift=1)
         hidden = self._head.forward(view, cache, verified.hidden)  # float [B, W, H]
         if shape.depth == 0:
             return
@@ -40,7 +38,13 @@ class ChainDrafter:
         for step in range(shape.depth):
             guess = choose_next(state, rows, position[:, None], self._head.logits(hidden))
             live = ops.write_draft(
-                state.tokens, state.draft_lens, state.limit_lens, rows, position + 1, live, guess[:, 0]
+                state.tokens,
+                state.draft_lens,
+                state.limit_lens,
+                rows,
+                position + 1,
+                live,
+                guess[:, 0],
             )
             if step + 1 < shape.depth:
                 view = open_step(state, rows, position, live, width=1, shift=1)

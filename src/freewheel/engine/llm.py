@@ -34,7 +34,11 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = "demo", *, progress: Callable[[int, int], None] | None = None, **options: Any
+        self,
+        model: str = "demo",
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Any,
     ) -> None:
         """`progress` is called with (bytes read, bytes in all) while weights load."""
         self.config = EngineConfig(model=model, **options)
@@ -68,7 +72,9 @@ class LLM:
         Raises RequestError, naming the field, before anything runs if any request is invalid.
         """
         many = _prompt_list(prompts)
-        requests = [self._request(p, s) for p, s in zip(many, _param_list(params, len(many)), strict=True)]
+        requests = [
+            self._request(p, s) for p, s in zip(many, _param_list(params, len(many)), strict=True)
+        ]
         order = {request.id: index for index, request in enumerate(requests)}
         chunks: list[list[Chunk]] = [[] for _ in requests]
         try:
@@ -124,9 +130,7 @@ class LLM:
     def _text_of(self, request: Request) -> TextStream:
         params = request.params
         decode = partial(self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
-        return TextStream(
-            decode, params.stop, params.include_stop_str_in_output, params.min_tokens
-        )
+        return TextStream(decode, params.stop, params.include_stop_str_in_output, params.min_tokens)
 
     def _new_scheduler(self) -> Scheduler:
         built = self.built

@@ -80,7 +80,6 @@ class Recorder(DispatchMode):
         self.calls.append(_call(func, operands, named, results, pure_view))
         if self._poison and func.overloadpacket in _UNINITIALISED:
             self.calls.append(Call("poison_", poison_, (results,), {}))
-            poison_(out)
         return out
 
     def output_calls(self, output: object) -> list[Call]:
@@ -106,8 +105,6 @@ class Recorder(DispatchMode):
 
     def _reshape_in_place(self, func: OpOverload, args: Args, kwargs: dict[str, Any]) -> Any:
         """`x.unsqueeze_(0)` and its like change a tensor object, not memory: reshape an alias."""
-        if self._is_fixed(args[0]):
-            return func(*args, **kwargs)
         before, alias = self._operand(args[0]), self._new_register()
         out = func(*args, **kwargs)
         self._registers[_key(out)] = alias

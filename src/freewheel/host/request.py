@@ -69,7 +69,7 @@ class Request:
     output: list[int] = field(default_factory=list[int])
     finish: FinishReason | None = None
     tenancy: Tenancy | None = None
-    turn: int = -1  # the round it was last launched in; the round it came in before
+    turn: int = -1  # the lower, the longer it has not been served
     stats: RequestStats = field(default_factory=RequestStats)
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass
 
@@ -91,6 +92,7 @@ class Scheduler:
         self._just_ended: dict[str, Request] = {}
         self._rounds: deque[tuple[int, list[Seat]]] = deque()
         self._next_round = 0
+        self._turns = itertools.count()
         self._prompts_first = True
 
     @property
@@ -123,7 +125,7 @@ class Scheduler:
         if request.limit > self.context_len:
             raise RequestError("context_len", f"{request.context_len} exceeds {self.context_len}")
         self.roster.footprint.check(request)
-        request.turn = self._next_round - 1
+        request.turn = next(self._turns)
         self._live[request.id] = request
         self.roster.waiting.append(request)
 
@@ -199,9 +201,10 @@ class Scheduler:
 
     def _launch(self, shape: StepShape, seats: list[Seat]) -> StepPlan:
         plan = step_plan(self._next_round, shape, seats)
-        for seat in seats:
+        # Whoever waited longest in this round is also first of it to wait for its next turn.
+        for seat in sorted(seats, key=lambda seat: seat.request.turn):
             seat.tenancy.launch(plan.round_id, seat.advance, seat.emits)
-            seat.request.turn = plan.round_id
+            seat.request.turn = next(self._turns)
         self._rounds.append((plan.round_id, seats))
         self._next_round += 1
         return plan

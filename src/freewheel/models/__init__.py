@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from freewheel.models.base import DraftHead, Model
 from freewheel.models.folder import ModelFolder, StoredTensor, open_folder
-from freewheel.models.load import LoadedModel, LoadReport, load_folder, load_model
+from freewheel.models.load import (
+    LoadedModel,
+    LoadReport,
+    has_mtp_weights,
+    load_folder,
+    load_model,
+)
 from freewheel.models.weights import Catalogue, RandomSource, SafetensorsSource
 
 __all__ = [
@@ -22,6 +28,7 @@ __all__ = [
     "RandomSource",
     "SafetensorsSource",
     "StoredTensor",
+    "has_mtp_weights",
     "load_folder",
     "load_model",
     "open_folder",

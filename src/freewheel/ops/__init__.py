@@ -30,7 +30,7 @@ from freewheel.ops.dense import (
     route,
     silu_mul,
 )
-from freewheel.ops.registry import IMPLEMENTATIONS, SPECIFICATIONS
+from freewheel.ops.registry import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -43,6 +43,7 @@ __all__ = [
     "grouped_experts",
     "index_logits",
     "layer_norm",
+    "load_kernels",
     "lookup",
     "open_round",
     "open_step",

@@ -73,7 +73,9 @@ def filter_logits(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -
     ordered = torch.where(rank < limit, ordered, -torch.inf)
     share = ordered.softmax(-1)
     before = share.cumsum(-1) - share
-    share_kept = top_p[:, None, None]  # 1 switches the filter off: a rounded sum must not cut the tail
+    share_kept = top_p[
+        :, None, None
+    ]  # 1 switches the filter off: a rounded sum must not cut the tail
     keep = (before < share_kept) | (share_kept >= 1) | (rank == 0)
     ordered = torch.where(keep, ordered, -torch.inf)
     floor = ordered[..., :1] + min_p.to(scaled.dtype).log()[:, None, None]

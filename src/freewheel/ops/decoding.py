@@ -64,7 +64,9 @@ def apply_inbox(
     for column, index in ((known_lens, 1), (computed_lens, 2), (limit_lens, 3), (minimum_lens, 4)):
         put(column, fields[:, index])
     put(top_k, fields[:, 6])
-    bits = fields[:, [5, 7, 8]].view(torch.float32)  # float32 [B, 3]
+    bits = torch.stack((fields[:, 5], fields[:, 7], fields[:, 8]), 1).view(
+        torch.float32
+    )  # float32 [B, 3]
     for column, index in ((temperature, 0), (top_p, 1), (min_p, 2)):
         put(column, bits[:, index])
     put(seeds, (fields[:, 10].long() << 32) | (fields[:, 9].long() & 0xFFFFFFFF))
@@ -130,7 +132,13 @@ def open_round(
 
 
 def _fake_open_step(
-    tokens: Tensor, page_tables: Tensor, rows: Tensor, start: Tensor, query_lens: Tensor, width: int, *_: object
+    tokens: Tensor,
+    page_tables: Tensor,
+    rows: Tensor,
+    start: Tensor,
+    query_lens: Tensor,
+    width: int,
+    *_: object,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     shape = (rows.shape[0], width)
     ints = [tokens.new_empty(shape) for _ in range(3)]
@@ -173,8 +181,15 @@ def open_step(
 
 
 def _fake_commit(
-    tokens: Tensor, known: Tensor, computed: Tensor, drafts: Tensor, limit: Tensor, outbox: Tensor,
-    stop_ids: Tensor, rows: Tensor, *_: object,
+    tokens: Tensor,
+    known: Tensor,
+    computed: Tensor,
+    drafts: Tensor,
+    limit: Tensor,
+    outbox: Tensor,
+    stop_ids: Tensor,
+    rows: Tensor,
+    *_: object,
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(rows), torch.empty_like(rows)
 
@@ -252,7 +267,9 @@ def commit(
     return accept_lens, (caught_up & ~finished).int()
 
 
-def _fake_write_draft(tokens: Tensor, draft_lens: Tensor, limit_lens: Tensor, rows: Tensor, *_: object) -> Tensor:
+def _fake_write_draft(
+    tokens: Tensor, draft_lens: Tensor, limit_lens: Tensor, rows: Tensor, *_: object
+) -> Tensor:
     return torch.empty_like(rows)
 
 
@@ -282,7 +299,9 @@ def write_draft(
     return kept.int()
 
 
-def _fake_lookup(tokens: Tensor, known_lens: Tensor, rows: Tensor, depth: int, *_: object) -> tuple[Tensor, Tensor]:
+def _fake_lookup(
+    tokens: Tensor, known_lens: Tensor, rows: Tensor, depth: int, *_: object
+) -> tuple[Tensor, Tensor]:
     return rows.new_empty((rows.shape[0], depth)), torch.empty_like(rows)
 
 
@@ -307,7 +326,9 @@ def lookup(
     """
     at = rows.long()
     text, known = tokens[at], known_lens[at][:, None]  # int32 [B, T], [B, 1]
-    ends = torch.arange(text.shape[1], device=tokens.device, dtype=torch.int32)  # a match's last token
+    ends = torch.arange(
+        text.shape[1], device=tokens.device, dtype=torch.int32
+    )  # a match's last token
     best = torch.full_like(rows, -1)
     matched = torch.ones_like(text, dtype=torch.bool)
     for length in range(1, longest + 1):

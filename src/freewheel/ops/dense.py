@@ -185,8 +185,7 @@ def grouped_experts(
 ) -> Tensor:  # [..., H]
     """Sum over a token's experts e of weight * down_e(silu(gate_e x) * up_e x).
 
-    Each expert's output is rounded once, after the sum. An expert that a token did not choose adds
-    nothing to it, not even a NaN.
+    An expert that a token did not choose adds nothing to it, even if it overflows.
     """
     total = torch.zeros_like(wide(x))
     for expert in range(gate_up.shape[0]):

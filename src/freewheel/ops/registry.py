@@ -14,6 +14,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
+from freewheel.errors import ConfigError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -58,6 +60,20 @@ def implement(name: str, device: str) -> Callable[[Callable[P, R]], Callable[P, 
         return body
 
     return register
+
+
+def load_kernels(device: str) -> None:
+    """Register the bodies for `device` ("cpu" or "cuda"), if they are not yet.
+
+    Raises ConfigError if the library that they are written in is missing.
+    """
+    if device == "cuda":
+        try:
+            from freewheel.ops import cuda  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"device: the kernels for CUDA need {error.name}; install freewheel[gpu]"
+            ) from error
 
 
 def _resolve(name: str) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from freewheel.errors import ConfigError
 from freewheel.models import ModelFolder, load_folder, open_folder
 from freewheel.models.base import DraftHead
 from freewheel.models.load import has_mtp_weights
+from freewheel.ops import load_kernels
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.memory import Sizes, plan_memory
 from freewheel.spec.cache import CacheGroup
@@ -44,11 +45,19 @@ def build(config: EngineConfig, progress: Callable[[int, int], None] | None = No
     decisions = Decisions()
     folder = open_folder(find_model(config.model))
     drafter = resolve_drafter(config, folder, decisions)
-    dtype = resolve_dtype(config, decisions)
+    device = resolve_device(config, decisions)
+    graph = resolve_graph(config, device, decisions)
+    dtype = resolve_dtype(config, device, decisions)
     context_len = config.context_len or folder.spec.max_positions
     torch.set_num_threads(config.threads)
+    load_kernels(device)
     loaded = load_folder(
-        folder, DTYPES[dtype], positions=context_len, mtp=drafter == "mtp", progress=progress
+        folder,
+        DTYPES[dtype],
+        device=device,
+        positions=context_len,
+        mtp=drafter == "mtp",
+        progress=progress,
     )
     groups = loaded.model.cache_groups(config.page_size, dtype)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
@@ -60,13 +69,12 @@ def build(config: EngineConfig, progress: Callable[[int, int], None] | None = No
         groups,
         sizes,
         ladder.shapes(),
-        graph=config.graph,
+        device=device,
+        graph=graph,
         run_ahead=config.run_ahead,
         guard=config.guard,
     )
-    return Built(
-        folder.spec, ladder, groups, sizes, executor, decisions, loaded.report.notes
-    )
+    return Built(folder.spec, ladder, groups, sizes, executor, decisions, loaded.report.notes)
 
 
 def resolve_drafter(config: EngineConfig, folder: ModelFolder, decisions: Decisions) -> str:
@@ -88,10 +96,36 @@ def resolve_drafter(config: EngineConfig, folder: ModelFolder, decisions: Decisi
     return config.drafter
 
 
-def resolve_dtype(config: EngineConfig, decisions: Decisions) -> str:
+def resolve_device(config: EngineConfig, decisions: Decisions) -> str:
+    """ "cpu" or "cuda". Raises ConfigError if a CUDA device is asked for and there is none."""
+    found = torch.cuda.is_available()
+    if config.device == "auto":
+        choice = "cuda" if found else "cpu"
+        decisions.note("device", choice, f"there is {'a' if found else 'no'} CUDA device")
+        return choice
+    if config.device == "cuda" and not found:
+        raise ConfigError('device: "cuda", but PyTorch finds no CUDA device; use device="cpu"')
+    return config.device
+
+
+def resolve_graph(config: EngineConfig, device: str, decisions: Decisions) -> str:
+    """ "eager", "tape" or "cuda". Raises ConfigError for a CUDA graph on another device."""
+    if config.graph == "auto":
+        choice = "cuda" if device == "cuda" else "tape"
+        decisions.note("graph", choice, f"what {device} replays fastest")
+        return choice
+    if config.graph == "cuda" and device != "cuda":
+        raise ConfigError(f'graph: "cuda" needs a CUDA device, and this is {device}; use "tape"')
+    return config.graph
+
+
+def resolve_dtype(config: EngineConfig, device: str, decisions: Decisions) -> str:
     """The dtype that the model is computed in: a key of `state.pool.DTYPES`."""
     if config.dtype != "auto":
         return config.dtype
+    if device == "cuda":
+        decisions.note("dtype", "bfloat16", "weights are stored so, and GPUs compute it fastest")
+        return "bfloat16"
     decisions.note("dtype", "float32", "the CPU computes bfloat16 slower and rounds it by shape")
     return "float32"
 

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 
 @dataclass
 class Counters:
-    """Since the executor was made. `uploads` and `downloads` are copies of letters."""
+    """Since the executor was made. `uploads` and `downloads` are copies of letters.
+
+    `late_captures`: graphs made after `Executor.capture` said that all were there.
+    """
 
     rounds: int = 0
     uploads: int = 0
     downloads: int = 0
     graph_launches: int = 0
+    late_captures: int = 0

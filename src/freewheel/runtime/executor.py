@@ -10,11 +10,20 @@ import torch
 from torch import Tensor
 
 from freewheel.decode import Drafter, Round
-from freewheel.graph import EagerGraph, Graph, SyncLog, TapeGraph, no_host_sync
+from freewheel.graph import (
+    CudaGraph,
+    EagerGraph,
+    Graph,
+    GraphPool,
+    SyncLog,
+    TapeGraph,
+    no_host_sync,
+)
 from freewheel.models.base import Model
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.mailbox import Mailbox, outbox_shape
 from freewheel.runtime.memory import Sizes
+from freewheel.runtime.streams import CudaStreams, NoStreams, Streams
 from freewheel.runtime.uplink import Uplink
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.plan import StepPlan, StepResult
@@ -43,11 +52,12 @@ class Executor:
         sizes: Sizes,
         shapes: tuple[StepShape, ...],
         *,
+        device: str,
         graph: str,
         run_ahead: int,
         guard: bool,
     ) -> None:
-        self.arena = Arena("cpu")
+        self.arena = Arena(device)
         for index, weight in enumerate(weights):
             self.arena.adopt(f"weights.{index}", weight)
         self.state = SequenceState.build(self.arena, sizes.rows, sizes.row_width, groups)
@@ -58,10 +68,13 @@ class Executor:
         self._graph = graph
         self._run_ahead = run_ahead
         self._guard = guard
-        self._mailbox = Mailbox(run_ahead, self.counters)
         self._letters = {shape: self._new_letters(shape) for shape in shapes}
         self.arena.seal()
+        self._streams = _open_streams(device)
+        self._pool = GraphPool() if graph == "cuda" else None
+        self._mailbox = Mailbox(run_ahead, self._streams, self.counters)
         self._lanes: dict[StepShape, _Lane] = {}
+        self._ready = False
 
     @property
     def in_flight(self) -> int:
@@ -69,16 +82,22 @@ class Executor:
         return len(self._mailbox)
 
     def capture(self, shapes: Iterable[StepShape], progress: Callable[[StepShape], None]) -> None:
-        """Make the graphs of `shapes`; `progress` is called after each."""
+        """Make the graphs of `shapes`; `progress` is called after each.
+
+        From here on a round of any other shape counts as a late capture: it keeps all others
+        waiting. Largest first, so that graphs can share memory: the order of `ShapeLadder.shapes`.
+        """
         for shape in shapes:
             self._lane(shape)
             progress(shape)
+        self._ready = True
 
     def launch(self, plan: StepPlan) -> None:
         """One round: a letter up, one graph, a letter home."""
         lane = self._lane(plan.shape)
-        with torch.inference_mode():
+        with torch.inference_mode(), self._streams.rounds():
             lane.uplink.post(plan)
+            self._mailbox.make_way(plan.shape)
             self._replay(lane.graph)
             self._mailbox.post(plan, lane.outbox)
         self.counters.rounds += 1
@@ -104,6 +123,7 @@ class Executor:
 
     def _lane(self, shape: StepShape) -> _Lane:
         if shape not in self._lanes:
+            self.counters.late_captures += self._ready
             self._lanes[shape] = self._open_lane(shape)
         return self._lanes[shape]
 
@@ -120,11 +140,24 @@ class Executor:
         inbox, outbox = self._letters[shape]
         layout = InboxLayout.of(shape, self.cache.groups)
         graph = self._new_graph()
-        with torch.inference_mode():
+        with torch.inference_mode(), self._streams.rounds():
             graph.capture(lambda: self._round.advance(shape, inbox, outbox))
-        return _Lane(outbox, Uplink(layout, inbox, self._run_ahead, self.counters), graph)
+        self._mailbox.open(shape)
+        uplink = Uplink(layout, inbox, self._run_ahead, self._streams, self.counters)
+        return _Lane(outbox, uplink, graph)
 
     def _new_graph(self) -> Graph[None]:
+        if self._pool is not None:
+            return CudaGraph(tuple(self.arena.tensors()), pool=self._pool, harmless=True)
         if self._graph == "tape":
             return TapeGraph(tuple(self.arena.tensors()))
         return EagerGraph()
+
+
+def _open_streams(device: str) -> Streams:
+    """Streams that begin behind the static tensors made so far."""
+    if device != "cuda":
+        return NoStreams()
+    streams = CudaStreams()
+    streams.start()
+    return streams

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from freewheel.runtime.counters import Counters
+from freewheel.runtime.streams import Mark, Streams
 from freewheel.spec.plan import RowResult, StepPlan, StepResult
 from freewheel.spec.sampling import FinishReason
 from freewheel.spec.shape import StepShape
@@ -24,41 +24,65 @@ _FINISH = {
 
 
 @dataclass(frozen=True)
-class _Letter:
-    plan: StepPlan
+class _Slot:
+    """Host memory for one letter of a shape."""
+
     words: Tensor  # int32 [B, words]  on the host
+    written: Mark  # the round has filled its outbox
+    arrived: Mark  # the letter is here
 
 
 class Mailbox:
-    """Letters home, oldest first. A slot is reused only after its letter was read."""
+    """Letters home, oldest first. A slot is used again only after its letter was read."""
 
-    def __init__(self, depth: int, counters: Counters) -> None:
-        """`depth`: letters that may wait unread."""
+    def __init__(self, depth: int, streams: Streams, counters: Counters) -> None:
+        """`depth`: letters that may wait unread while another round is launched."""
         self._depth = depth
+        self._streams = streams
         self._counters = counters
-        self._waiting: deque[_Letter] = deque()
-        self._slots: dict[StepShape, list[Tensor]] = {}
+        self._waiting: deque[tuple[StepPlan, _Slot]] = deque()
+        self._free: dict[StepShape, list[_Slot]] = {}
+        self._latest: dict[StepShape, _Slot] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def open(self, shape: StepShape) -> None:
+        """Make the slots of a shape: none is made while rounds run."""
+        new = [self._new_slot(shape) for _ in range(self._depth + 1)]
+        self._free[shape], self._latest[shape] = new, new[0]
+
+    def make_way(self, shape: StepShape) -> None:
+        """In the stream of rounds, before a round of `shape`: its outbox may be overwritten."""
+        self._latest[shape].arrived.follow()
+
     def post(self, plan: StepPlan, outbox: Tensor) -> None:
-        """Copy the round's outbox, int32 [B, words], to a host slot of its shape."""
+        """In the stream of rounds, after the round: its outbox, int32 [B, words], goes home."""
         if len(self._waiting) > self._depth:
-            raise RuntimeError(f"{len(self._waiting)} letters wait unread; at most {self._depth} may")
-        slots = self._slots.setdefault(plan.shape, [])
-        words = slots.pop() if slots else torch.empty(outbox.shape, dtype=torch.int32)
-        words.copy_(outbox, non_blocking=True)
+            raise RuntimeError(
+                f"{len(self._waiting)} letters wait unread; at most {self._depth} may"
+            )
+        slot = self._latest[plan.shape] = self._free[plan.shape].pop()
+        slot.written.set()
+        with self._streams.copies():
+            slot.written.follow()
+            self._streams.copy(slot.words, outbox)
+            slot.arrived.set()
         self._counters.downloads += 1
-        self._waiting.append(_Letter(plan, words))
+        self._waiting.append((plan, slot))
 
     def collect(self) -> StepResult:
-        """The oldest letter, as ints. Raises IndexError if none waits."""
-        letter = self._waiting.popleft()
-        words = letter.words.tolist()
-        self._slots[letter.plan.shape].append(letter.words)
-        rows = (_row_result(row, fields) for row, fields in zip(letter.plan.rows, words, strict=False))
-        return StepResult(letter.plan.round_id, tuple(rows))
+        """The oldest letter, as ints, once it is here. Raises IndexError if none is under way."""
+        plan, slot = self._waiting.popleft()
+        slot.arrived.wait()
+        words = slot.words.tolist()
+        self._free[plan.shape].append(slot)
+        rows = (_row_result(row, fields) for row, fields in zip(plan.rows, words, strict=False))
+        return StepResult(plan.round_id, tuple(rows))
+
+    def _new_slot(self, shape: StepShape) -> _Slot:
+        words = self._streams.pages(*outbox_shape(shape))
+        return _Slot(words, self._streams.mark(), self._streams.mark())
 
 
 def _row_result(row: int, words: list[int]) -> RowResult:

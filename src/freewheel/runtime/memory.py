@@ -48,7 +48,9 @@ def plan_memory(
                 f"request of {context_len} tokens takes {needed}; raise it or lower context_len"
             )
     if share < 1:
-        decisions.note("pages", pages, f"cache_bytes holds {share:.0%} of {config.max_batch} full contexts")
+        decisions.note(
+            "pages", pages, f"cache_bytes holds {share:.0%} of {config.max_batch} full contexts"
+        )
     else:
         decisions.note("pages", pages, f"{config.max_batch} requests of {context_len} tokens")
     return Sizes(config.max_batch + 1, context_len, tuple(n + 1 for n in pages))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from freewheel.config import Decision, Decisions, EngineConfig, find_model
 from freewheel.models import Catalogue, load_model, open_folder
 from freewheel.nn.source import held_tensors
-from freewheel.runtime.build import resolve_drafter, resolve_dtype
+from freewheel.runtime.build import resolve_device, resolve_drafter, resolve_dtype
 from freewheel.runtime.memory import Sizes, plan_memory
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.model import ModelSpec
@@ -38,12 +38,10 @@ def survey(config: EngineConfig) -> Survey:
     decisions = Decisions()
     folder = open_folder(find_model(config.model))
     drafter = resolve_drafter(config, folder, decisions)
-    dtype = resolve_dtype(config, decisions)
+    dtype = resolve_dtype(config, resolve_device(config, decisions), decisions)
     catalogue = Catalogue(folder.tensors, DTYPES[dtype])
     context_len = config.context_len or folder.spec.max_positions
-    model, head = load_model(
-        folder.spec, catalogue, positions=context_len, mtp=drafter == "mtp"
-    )
+    model, head = load_model(folder.spec, catalogue, positions=context_len, mtp=drafter == "mtp")
     groups = model.cache_groups(config.page_size, dtype)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
     arena = Arena("meta")

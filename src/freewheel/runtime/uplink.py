@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from freewheel.errors import CapacityError
 from freewheel.runtime.counters import Counters
+from freewheel.runtime.streams import Streams
 from freewheel.spec.plan import Admission, StepPlan
 from freewheel.spec.sampling import MAX_STOP_IDS
 from freewheel.state import InboxLayout
@@ -22,20 +22,31 @@ class Uplink:
     `depth` letters may be under way at once, so `depth + 1` buffers take turns.
     """
 
-    def __init__(self, layout: InboxLayout, inbox: Tensor, depth: int, counters: Counters) -> None:
+    def __init__(
+        self,
+        layout: InboxLayout,
+        inbox: Tensor,
+        depth: int,
+        streams: Streams,
+        counters: Counters,
+    ) -> None:
         """inbox: int32 [layout.words], static, on the device."""
         self._layout = layout
         self._inbox = inbox
-        self._letters = [np.zeros(layout.words, dtype=np.int32) for _ in range(depth + 1)]
-        self._staging = [torch.from_numpy(letter) for letter in self._letters]
+        self._staging = [streams.pages(layout.words) for _ in range(depth + 1)]
+        self._letters = [np.asarray(staging) for staging in self._staging]  # the same memory
+        self._taken = [streams.mark() for _ in self._staging]
         self._turn = 0
+        self._streams = streams
         self._counters = counters
 
     def post(self, plan: StepPlan) -> None:
-        """Copy the plan's letter to the device."""
-        self._turn = (self._turn + 1) % len(self._letters)
-        pack(plan, self._layout, self._letters[self._turn])
-        self._inbox.copy_(self._staging[self._turn], non_blocking=True)
+        """In the stream of rounds: copy the plan's letter to the device."""
+        self._turn = turn = (self._turn + 1) % len(self._letters)
+        self._taken[turn].wait()  # long passed: its round's letter came home
+        pack(plan, self._layout, self._letters[turn])
+        self._streams.copy(self._inbox, self._staging[turn])
+        self._taken[turn].set()
         self._counters.uploads += 1
 
 
@@ -58,7 +69,8 @@ def pack(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None
             tokens[index, : len(feed.tokens)] = feed.tokens
     if len(plan.page_writes) > layout.page_writes:
         raise CapacityError(
-            "page_writes", f"{len(plan.page_writes)} in one round; {layout.page_writes} fit its letter"
+            "page_writes",
+            f"{len(plan.page_writes)} in one round; {layout.page_writes} fit its letter",
         )
     writes = letter[layout.writes :].reshape(layout.page_writes, PAGE_WRITE_WORDS)
     for index, write in enumerate(plan.page_writes):

@@ -87,4 +87,6 @@ def _check_stops(stop: str | tuple[object, ...], stop_token_ids: tuple[object, .
     if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in stop_token_ids):
         raise RequestError("stop_token_ids", "must be a tuple of token ids, each at least 0")
     if len(stop_token_ids) > MAX_STOP_IDS:
-        raise RequestError("stop_token_ids", f"holds {len(stop_token_ids)} ids; at most {MAX_STOP_IDS} fit")
+        raise RequestError(
+            "stop_token_ids", f"holds {len(stop_token_ids)} ids; at most {MAX_STOP_IDS} fit"
+        )

@@ -56,7 +56,9 @@ class ShapeLadder:
     depth: int
 
     @classmethod
-    def build(cls, max_batch: int, depth: int, widths: tuple[int, ...], prefill_batch: int) -> ShapeLadder:
+    def build(
+        cls, max_batch: int, depth: int, widths: tuple[int, ...], prefill_batch: int
+    ) -> ShapeLadder:
         """Powers of two up to `max_batch` rows for decoding; every width at 1..prefill_batch rows."""
         if not widths or list(widths) != sorted(set(widths)):
             raise ConfigError(f"chunk widths must be ascending and distinct, got {widths}")
@@ -68,7 +70,9 @@ class ShapeLadder:
         batches = _powers_of_two(max_batch)
         return cls(
             decode=tuple(StepShape(batch, 1 + depth, depth) for batch in batches),
-            prefill=tuple((batch, width) for width in widths for batch in _powers_of_two(prefill_batch)),
+            prefill=tuple(
+                (batch, width) for width in widths for batch in _powers_of_two(prefill_batch)
+            ),
             depth=depth,
         )
 

@@ -27,7 +27,9 @@ class Arena:
     def adopt(self, name: str, tensor: Tensor) -> Tensor:
         """Register a tensor made elsewhere (a weight). Raises CaptureError once sealed."""
         if self._sealed:
-            raise CaptureError(f"{name}: the arena is sealed; static tensors are made before capture")
+            raise CaptureError(
+                f"{name}: the arena is sealed; static tensors are made before capture"
+            )
         if name in self._tensors:
             raise CaptureError(f"{name}: the arena already holds a tensor of that name")
         self._tensors[name] = tensor
@@ -39,6 +41,9 @@ class Arena:
 
     def tensors(self) -> Iterable[Tensor]:
         return self._tensors.values()
+
+    def names(self) -> Iterable[str]:
+        return self._tensors.keys()
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]

@@ -20,7 +20,9 @@ DTYPES = {
 class CachePool:
     """Pages of every group. Page 0 of each group is scratch: padding queries write there."""
 
-    def __init__(self, arena: Arena, groups: tuple[CacheGroup, ...], pages: tuple[int, ...]) -> None:
+    def __init__(
+        self, arena: Arena, groups: tuple[CacheGroup, ...], pages: tuple[int, ...]
+    ) -> None:
         """`pages[g]`: pages of group g, scratch included."""
         self.groups = groups
         self.pages = pages

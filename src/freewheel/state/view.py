@@ -24,7 +24,12 @@ class StepView:
 
 
 def open_step(
-    state: SequenceState, rows: Tensor, start: Tensor, query_lens: Tensor, width: int, shift: int = 0
+    state: SequenceState,
+    rows: Tensor,
+    start: Tensor,
+    query_lens: Tensor,
+    width: int,
+    shift: int = 0,
 ) -> StepView:
     """Queries at positions start .. start + query_lens of each row; `shift` 1 reads a drafter's tokens.
 

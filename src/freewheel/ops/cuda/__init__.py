@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bodies for CUDA devices, in Triton. Importing this package registers them.
+
+One file a family. Each body agrees with its specification up to rounding, and:
+
+- reads lengths, rows and pages itself, on the device, so that work ends where a row ends;
+- sums in an order that depends on no batch, no width and no neighbour;
+- leaves float64 to the specification, which runs on any device.
+"""
+
+from freewheel.ops.cuda import (
+    attention,
+    cache,
+    choosing,
+    dense,
+    experts,
+    indexing,
+    rounds,
+    selection,
+)
+
+__all__ = [
+    "attention",
+    "cache",
+    "choosing",
+    "dense",
+    "experts",
+    "indexing",
+    "rounds",
+    "selection",
+]

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routing, and a mixture of experts that reads each chosen expert once.
+
+Four launches, whatever the routing: sort the (token, choice) pairs by expert; gate and up
+projections of each expert's pairs; the down projection; and the sum over a token's experts, in the
+order of its choices. Tiles of experts that nobody chose end at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from freewheel.ops.registry import SPECIFICATIONS, implement
+
+PAIRS = 16
+"""Pairs of one tile."""
+
+
+@triton.jit
+def _route(
+    logits, bias, weights_out, ids_out, scale, E,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, NORMALISE: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    group, member = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S)
+    index = group[:, None] * SIZE + member[None, :]
+    left = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
+    logit = tl.load(logits + token * E + index, mask=left, other=0)
+    score = 1 / (1 + tl.exp(-logit))
+    choice = score + tl.load(bias + index, mask=left, other=0)
+    low = float("-inf")
+    if TOP_GROUPS < GROUPS:
+        ranked = tl.where(left, choice, low)
+        best = tl.max(ranked, 1)
+        at = tl.min(tl.where(ranked == best[:, None], member[None, :], BLOCK_S), 1)
+        second = tl.max(tl.where(member[None, :] == at[:, None], low, ranked), 1)
+        strength = tl.where(group < GROUPS, best + second, low)
+        kept = group < 0
+        for _ in tl.static_range(TOP_GROUPS):
+            free = (kept == 0) & (group < GROUPS)
+            top = tl.max(tl.where(free, strength, low), 0)
+            winner = tl.min(tl.where(free & (strength == top), group, BLOCK_G), 0)
+            kept = kept | (group == winner)
+        choice = tl.where(kept[:, None], choice, low)
+    nth = tl.arange(0, BLOCK_K)
+    ids = tl.zeros((BLOCK_K,), tl.int32)
+    weights = tl.zeros((BLOCK_K,), tl.float32)
+    for k in tl.static_range(TOP_K):
+        top = tl.max(tl.max(tl.where(left, choice, low), 1), 0)
+        tied = left & (choice == top)
+        winner = tl.min(tl.min(tl.where(tied, index, BLOCK_G * BLOCK_S), 1), 0)
+        won = index == winner
+        left = left & (won == 0)
+        ids = tl.where(nth == k, winner, ids)
+        weights = tl.where(nth == k, tl.sum(tl.sum(tl.where(won, score, 0.0), 1), 0), weights)
+    if NORMALISE:
+        weights = weights / (tl.sum(weights, 0) + 1e-20)
+    tl.store(weights_out + token * TOP_K + nth, weights * scale, mask=nth < TOP_K)
+    tl.store(ids_out + token * TOP_K + nth, ids, mask=nth < TOP_K)
+
+
+@implement("route", "cuda")
+def route(
+    logits: Tensor,
+    bias: Tensor,
+    n_group: int,
+    topk_group: int,
+    top_k: int,
+    normalise: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    if logits.dtype != torch.float32:
+        return SPECIFICATIONS["route"](logits, bias, n_group, topk_group, top_k, normalise, scale)
+    shape, experts = (*logits.shape[:-1], top_k), logits.shape[-1]
+    weights = logits.new_empty(shape)
+    ids = logits.new_empty(shape, dtype=torch.int32)
+    if ids.numel():
+        size = experts // n_group
+        _route[(ids.numel() // top_k,)](
+            logits.contiguous(), bias, weights, ids, scale, experts,
+            GROUPS=n_group, TOP_GROUPS=topk_group, TOP_K=top_k, NORMALISE=normalise, SIZE=size,
+            BLOCK_G=triton.next_power_of_2(n_group), BLOCK_S=triton.next_power_of_2(size),
+            BLOCK_K=triton.next_power_of_2(top_k), num_warps=1,
+        )  # fmt: skip
+    return weights, ids
+
+
+@triton.jit
+def _sort_pairs(ids, order, starts, counts, pairs, BLOCK: tl.constexpr):
+    """Program e lists the pairs of expert e behind those of all lower experts, in their order."""
+    expert = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    start = 0
+    for at in range(0, pairs, BLOCK):
+        own = tl.load(ids + at + lane, mask=at + lane < pairs, other=expert)
+        start += tl.sum((own < expert).to(tl.int32), 0)
+    count = 0
+    for at in range(0, pairs, BLOCK):
+        mine = tl.load(ids + at + lane, mask=at + lane < pairs, other=-1) == expert
+        rank = count + tl.cumsum(mine.to(tl.int32), 0) - 1
+        tl.store(order + start + rank, at + lane, mask=mine)
+        count += tl.sum(mine.to(tl.int32), 0)
+    tl.store(starts + expert, start)
+    tl.store(counts + expert, count)
+
+
+@triton.jit
+def _gate_up(
+    x, weight, order, starts, counts, inner, TOP_K, H, I,
+    PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    expert, tile = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    count = tl.load(counts + expert)
+    if tile * PAIRS < count:
+        lane = tile * PAIRS + tl.arange(0, PAIRS)
+        live = lane < count
+        place = (tl.load(starts + expert) + lane).to(tl.int64)
+        token = (tl.load(order + place, mask=live, other=0) // TOP_K).to(tl.int64)
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        k = tl.arange(0, BLOCK_K)
+        source = x + token[:, None] * H + k[None, :]
+        gates = weight + expert * 2 * I * H + n[None, :] * H + k[:, None]
+        ups = gates + I * H
+        gate = tl.zeros((PAIRS, BLOCK_N), tl.float32)
+        up = tl.zeros((PAIRS, BLOCK_N), tl.float32)
+        for at in range(0, H, BLOCK_K):
+            inside = at + k < H
+            there = inside[:, None] & (n < I)[None, :]
+            part = tl.load(source + at, mask=live[:, None] & inside[None, :], other=0)
+            gate = tl.dot(part, tl.load(gates + at, mask=there, other=0), gate, "ieee")
+            up = tl.dot(part, tl.load(ups + at, mask=there, other=0), up, "ieee")
+        value = gate / (1 + tl.exp(-gate)) * up
+        target = inner + place[:, None] * I + n[None, :]
+        tl.store(target, value.to(inner.dtype.element_ty), mask=live[:, None] & (n < I)[None, :])
+
+
+@triton.jit
+def _down(
+    inner, weight, order, starts, counts, shares, out, H, I,
+    PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    expert, tile = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    count = tl.load(counts + expert)
+    if tile * PAIRS < count:
+        lane = tile * PAIRS + tl.arange(0, PAIRS)
+        live = lane < count
+        place = (tl.load(starts + expert) + lane).to(tl.int64)
+        pair = tl.load(order + place, mask=live, other=0).to(tl.int64)
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        k = tl.arange(0, BLOCK_K)
+        source = inner + place[:, None] * I + k[None, :]
+        downs = weight + expert * H * I + n[None, :] * I + k[:, None]
+        total = tl.zeros((PAIRS, BLOCK_N), tl.float32)
+        for at in range(0, I, BLOCK_K):
+            inside = at + k < I
+            there = inside[:, None] & (n < H)[None, :]
+            part = tl.load(source + at, mask=live[:, None] & inside[None, :], other=0)
+            total = tl.dot(part, tl.load(downs + at, mask=there, other=0), total, "ieee")
+        total = total * tl.load(shares + pair, mask=live, other=0)[:, None]
+        target = out + pair[:, None] * H + n[None, :]
+        tl.store(target, total, mask=live[:, None] & (n < H)[None, :])
+
+
+@triton.jit
+def _sum_choices(parts, out, H, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for k in tl.static_range(TOP_K):
+        total += tl.load(parts + (token * TOP_K + k) * H + h, mask=h < H, other=0)
+    tl.store(out + token * H + h, total.to(out.dtype.element_ty), mask=h < H)
+
+
+@implement("grouped_experts", "cuda")
+def grouped_experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor
+) -> Tensor:
+    if x.dtype == torch.float64 or x.dtype != gate_up.dtype:
+        return SPECIFICATIONS["grouped_experts"](x, gate_up, down, ids, weights)
+    (experts, hidden, width), top_k = down.shape, ids.shape[-1]
+    x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
+    out, pairs, tokens = torch.empty_like(x), ids.numel(), ids.numel() // top_k
+    if not pairs:
+        return out
+    order = torch.empty((pairs,), dtype=torch.int32, device=x.device)
+    starts, counts = torch.empty((2, experts), dtype=torch.int32, device=x.device)
+    inner = x.new_empty((pairs, width))
+    parts = torch.empty((pairs, hidden), dtype=torch.float32, device=x.device)
+    block = min(1024, triton.next_power_of_2(pairs))
+    _sort_pairs[(experts,)](ids, order, starts, counts, pairs, BLOCK=block, num_warps=1)
+    tiles = triton.cdiv(tokens, PAIRS)  # of an expert, at most: a token chooses it once
+    narrow, deep = (32, 128) if x.dtype == torch.bfloat16 else (32, 32)
+    _gate_up[(triton.cdiv(width, narrow), experts, tiles)](
+        x, gate_up, order, starts, counts, inner, top_k, hidden, width,
+        PAIRS=PAIRS, BLOCK_N=narrow, BLOCK_K=deep, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    _down[(triton.cdiv(hidden, 2 * narrow), experts, tiles)](
+        inner, down, order, starts, counts, weights, parts, hidden, width,
+        PAIRS=PAIRS, BLOCK_N=2 * narrow, BLOCK_K=deep, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    _sum_choices[(tokens, triton.cdiv(hidden, 1024))](parts, out, hidden, TOP_K=top_k, BLOCK=1024)
+    return out

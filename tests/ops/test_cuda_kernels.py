@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton bodies against the specifications: on a GPU, or without one in Triton's interpreter.
+
+TRITON_INTERPRET=1 python -m pytest tests/ops/test_cuda_kernels.py
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
+from tests.ops.cases import CASES, Sizes, arguments, draw, draw_pages, generator, ints
+
+pytest.importorskip("triton")
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+pytestmark = pytest.mark.skipif(
+    not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs a CUDA device, or TRITON_INTERPRET=1",
+)
+
+STORES = ("store_latent", "store_index_key")
+EXACT = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
+"""Of the largest expected value, or of 1 if that is larger."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Iterator[None]:
+    load_kernels("cuda")
+    yield
+
+
+def on_device(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(a.to(DEVICE) if isinstance(a, Tensor) else a for a in args)
+
+
+def wide(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Floats in float64, but for rotary tables, which are float32 always."""
+    return tuple(a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+
+
+def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    actual, expected = actual.cpu(), expected.cpu()
+    assert actual.shape == expected.shape
+    if not expected.is_floating_point():
+        assert torch.equal(actual, expected)
+        return
+    finite = expected.isfinite()
+    assert torch.equal(actual.isfinite(), finite)
+    assert torch.equal(actual[expected.isinf()].double(), expected[expected.isinf()].double())
+    if finite.any():
+        wanted = expected[finite].double()
+        error = (actual[finite].double() - wanted).abs().max().item()
+        assert error <= EXACT[dtype] * max(1.0, wanted.abs().max().item())
+
+
+def check(name: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
+    """The kernel on `args` against the specification in float64 on the CPU."""
+    given = on_device(tuple(a.clone() if isinstance(a, Tensor) else a for a in args))
+    precise = wide(args)
+    found, expected = IMPLEMENTATIONS[name, "cuda"](*given), SPECIFICATIONS[name](*precise)
+    if name in STORES:
+        found, expected = given[0], precise[0]
+    many = found if isinstance(found, tuple) else (found,)
+    for one, other in zip(many, expected if isinstance(found, tuple) else (expected,), strict=True):
+        assert_near(one, other, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", sorted(set(CASES) - {"layer_norm"}))
+def test_a_kernel_agrees_with_its_specification(name: str, seed: int, dtype: torch.dtype) -> None:
+    batch, width = [(1, 1), (2, 3), (3, 9), (4, 1)][seed]
+    check(name, arguments(name, Sizes(batch, width, seed, dtype)), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_index_logits_agree_over_many_pages_and_heads(dtype: torch.dtype) -> None:
+    pages = draw_pages(5, batch=2, width=9, columns=6, size=32)
+    keys = draw(1, pages.count, 32, 24).to(dtype)
+    query, gates = draw(2, 2, 9, 20, 24).to(dtype), draw(3, 2, 9, 20)
+    check("index_logits", (query, gates, keys, pages.table, pages.rows, pages.kv_lens), dtype)
+
+
+def test_index_logits_do_not_follow_what_a_query_does_not_see() -> None:
+    pages = draw_pages(6, batch=2, width=2, columns=4, size=16)
+    lens = ints(5, 20, 0, 0).view(2, 2)
+    keys = draw(1, pages.count, 16, 16)
+    clean = keys.clone()
+    for b in range(2):
+        for t in range(int(lens[b].max()), pages.length):
+            slot = int(pages.slots_of(b, torch.tensor([t]))[0])
+            keys.view(-1, 16)[slot] = float("nan")
+    table = pages.table.clone()
+    table[pages.rows.long(), 2:] = 10**6  # stale page numbers
+    query, gates = draw(2, 2, 2, 3, 16), draw(3, 2, 2, 3)
+    body = IMPLEMENTATIONS["index_logits", "cuda"]
+    found = body(*on_device((query, gates, keys, table, pages.rows, lens)))
+    expected = SPECIFICATIONS["index_logits"](query, gates, clean, pages.table, pages.rows, lens)
+    assert_near(found, expected, torch.float32)
+
+
+@pytest.mark.parametrize("k", [1, 7, 64, 300])
+@pytest.mark.parametrize("kind", ["random", "ties", "special"])
+def test_topk_takes_the_best_and_of_equals_the_lowest_positions(kind: str, k: int) -> None:
+    pages = draw_pages(k, batch=2, width=4, columns=40, size=16)
+    logits = draw(7, 2, 4, pages.length)
+    if kind == "ties":
+        logits = (logits * 2).round() / 2  # few values, both zeros among them
+    if kind == "special":
+        chance = torch.rand(logits.shape, generator=generator(1))
+        logits = logits.masked_fill(chance < 0.3, float("nan")).masked_fill(
+            chance > 0.6, float("-inf")
+        )
+        logits[0, 0, 3] = float("inf")
+    lens = pages.kv_lens.clone()
+    lens[0, 0], lens[1, 1] = pages.length, 0
+    args = (logits, pages.table, pages.rows, lens, 16, k)
+    found = IMPLEMENTATIONS["topk_slots", "cuda"](*on_device(args))
+    assert torch.equal(found.cpu(), SPECIFICATIONS["topk_slots"](*args))
+
+
+def test_topk_over_several_blocks_of_logits() -> None:
+    pages = draw_pages(3, batch=1, width=2, columns=160, size=64)
+    logits = (draw(8, 1, 2, pages.length) * 8).round()
+    args = (logits, pages.table, pages.rows, ints(pages.length, 9000).view(1, 2), 64, 2048)
+    found = IMPLEMENTATIONS["topk_slots", "cuda"](*on_device(args))
+    assert torch.equal(found.cpu(), SPECIFICATIONS["topk_slots"](*args))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "value", "rope"), [(2, 32, 8), (17, 48, 16)])
+def test_sparse_attention_agrees_over_several_parts(
+    dtype: torch.dtype, heads: int, value: int, rope: int
+) -> None:
+    latent = draw(1, 12, 16, value + rope).to(dtype)
+    query = draw(2, 2, 2, heads, value + rope).to(dtype)
+    slots = torch.randint(0, 192, (2, 2, 150), generator=generator(3), dtype=torch.int32)
+    slots[0, 0, 10:] = -1
+    slots[0, 1, 64:128] = -1  # a whole part
+    slots[1, 1] = -1
+    slots[1, 0, ::3] = -1
+    latent.view(-1, value + rope)[0] = float("nan")
+    slots[slots == 0] = -1
+    check("sparse_mla", (query, latent, slots, 0.2, value), dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_experts_agree_when_many_tokens_choose_the_same(tokens: int) -> None:
+    ids = (torch.rand((1, tokens, 6), generator=generator(1)) + torch.arange(6) * 0.3).argsort(-1)
+    x, shares = draw(2, 1, tokens, 48), draw(3, 1, tokens, 3)
+    args = (x, draw(4, 6, 40, 48), draw(5, 6, 48, 20), ids[..., :3].int(), shares)
+    check("grouped_experts", args, torch.float32)
+
+
+@pytest.mark.parametrize(("groups", "kept", "experts"), [(8, 4, 256), (1, 1, 24), (2, 1, 12)])
+def test_routes_agree_with_ties(groups: int, kept: int, experts: int) -> None:
+    logits, bias = draw(1, 2, 5, experts).round(), draw(2, experts).round() / 8
+    check("route", (logits, bias, groups, kept, 4, True, 2.5), torch.float32)
+
+
+def sampling_state(rows: int, seed: int) -> tuple[Tensor, ...]:
+    rng = random.Random(seed)
+    warm = [rng.choice([0.0, 0.7, 1.0, 1.6]) for _ in range(rows)]
+    top_k = [rng.choice([0, 1, 3, 40]) for _ in range(rows)]
+    top_p = [rng.choice([1.0, 0.3, 0.9]) for _ in range(rows)]
+    min_p = [rng.choice([0.0, 0.05]) for _ in range(rows)]
+    stops = torch.full((rows, 8), -1, dtype=torch.int32)
+    stops[:, 0] = 3
+    seeds = torch.tensor([rng.randrange(-(2**63), 2**63) for _ in range(rows)])
+    return (
+        torch.tensor(warm),
+        ints(*top_k),
+        torch.tensor(top_p),
+        torch.tensor(min_p),
+        seeds,
+        stops,
+        ints(*([12] * rows)),
+    )
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_choice_is_the_specification_s(seed: int, ties: bool) -> None:
+    rows, choices, vocabulary = 8, 3, 5000 if seed == 0 else 300
+    state = sampling_state(rows, seed)
+    logits = draw(seed, rows, choices, vocabulary) * 3
+    logits = logits.round() if ties else logits
+    positions = torch.arange(rows * choices, dtype=torch.int32).view(rows, choices)
+    args = (logits, positions, torch.arange(rows, dtype=torch.int32), *state)
+    found = IMPLEMENTATIONS["choose", "cuda"](*on_device(args))
+    assert torch.equal(found.cpu(), SPECIFICATIONS["choose"](*args))
+
+
+def random_round(seed: int, width: int) -> dict[str, Tensor]:
+    """State of 6 rows of 40 tokens, some idle, some with drafts."""
+    chance = generator(seed)
+
+    def draw_ints(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=chance, dtype=torch.int32)
+
+    known = draw_ints(1, 28, 7)
+    computed = (known - draw_ints(0, width + 3, 7)).clamp(min=0)
+    limit = (known + draw_ints(0, 9, 7)).clamp(max=39)
+    tokens = draw_ints(0, 3, 7, 40)
+    for column in (known, computed, limit, tokens):
+        column[0] = 0
+    stops = torch.full((7, 8), -1, dtype=torch.int32)
+    stops[::2, 1] = 2
+    return {
+        "tokens": tokens,
+        "known": known,
+        "computed": computed,
+        "drafts": draw_ints(0, 8, 7),
+        "limit": limit,
+        "stops": stops,
+        "tables": draw_ints(1, 50, 2, 7, 10),
+    }
+
+
+@pytest.mark.parametrize("width", [1, 4, 8, 16])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_round_s_own_kernels_do_what_their_specifications_do(seed: int, width: int) -> None:
+    choices = width if width <= 8 else 1
+    results = []
+    for bodies, device in ((SPECIFICATIONS, "cpu"), (None, DEVICE)):
+
+        def call(name: str, *args: Any, bodies: Any = bodies) -> Any:
+            return (bodies[name] if bodies else IMPLEMENTATIONS[name, "cuda"])(*args)
+
+        state = {k: v.to(device) for k, v in random_round(seed, width).items()}
+        rows = ints(3, 1, 0, 6, 0).to(device)
+        lens = (state["known"], state["computed"], state["drafts"], state["limit"])
+        start, given, query_lens = call("open_round", *lens, rows, width, choices - 1)
+        step = call(
+            "open_step", state["tokens"], state["tables"], rows, start, query_lens, width, 1, (4, 7)
+        )
+        chance = generator(seed + 50)
+        choice = torch.randint(0, 3, (5, choices), generator=chance, dtype=torch.int32).to(device)
+        seen = torch.randint(0, 3, (5, choices), generator=chance, dtype=torch.int32).to(device)
+        outbox = torch.full((5, 5 + choices), -7, dtype=torch.int32, device=device)
+        accept, live = call(
+            "commit", state["tokens"], *lens, outbox, state["stops"], rows, start, given,
+            query_lens, seen, choice,
+        )  # fmt: skip
+        place = start + accept + 1
+        kept = call(
+            "write_draft", state["tokens"], state["drafts"], state["limit"], rows, place, live,
+            choice[:, 0],
+        )  # fmt: skip
+        every = (start, given, query_lens, *step, outbox, accept, live, kept, *state.values())
+        results.append([t.cpu() for t in every])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_inbox_is_applied_as_the_specification_applies_it(seed: int) -> None:
+    rng, (batch, feed, writes) = random.Random(seed), (3, 5, 9)
+    words = 11 + 8
+    letter = torch.zeros(batch + batch * words + 2 * batch + batch * feed + 4 * writes).int()
+    rows = rng.sample(range(1, 7), 2)
+    letter[:2] = ints(*rows)
+    fields = letter[batch : batch + batch * words].view(batch, words)
+    fields[0] = torch.randint(-(2**31), 2**31, (words,), generator=generator(seed)).int()
+    fields[0, [5, 7, 8]] = torch.tensor([0.7, 0.9, 0.1]).view(torch.int32)
+    fields[:, 0] = ints(1, 0, 0)
+    spans = letter[batch + batch * words :][: 2 * batch].view(batch, 2)
+    spans[:2] = ints(3, 5, 7, 2).view(2, 2)
+    at = batch + batch * words + 2 * batch
+    letter[at : at + batch * feed] = torch.arange(1, batch * feed + 1).int()
+    table = letter[at + batch * feed :].view(writes, 4)
+    for index, (row, column) in enumerate([(rows[0], 0), (rows[0], 3), (rows[1], 2), (5, 9)]):
+        table[index] = ints(row, index % 2, column, 40 + index)
+    results = []
+    for bodies, device in (("cpu", "cpu"), ("cuda", DEVICE)):
+        state = {k: v.to(device) for k, v in random_round(seed, 4).items()}
+        state["tables"][:, 0] = 0
+        floats = [torch.full((7,), 0.5, device=device) for _ in range(3)]
+        minimum, top_k = (torch.ones(7, dtype=torch.int32, device=device) for _ in range(2))
+        seeds = torch.ones(7, dtype=torch.int64, device=device)
+        args = (
+            letter.to(device), state["tokens"], state["known"], state["computed"], state["drafts"],
+            state["limit"], minimum, state["tables"], *floats, top_k, seeds, state["stops"],
+        )  # fmt: skip
+        body = SPECIFICATIONS["apply_inbox"]
+        body = body if bodies == "cpu" else IMPLEMENTATIONS["apply_inbox", "cuda"]
+        body(*args, batch, feed, writes)
+        results.append([t.cpu() for t in args])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the host packs is what the device's rows hold, and an admission leaves no trace of before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from freewheel import ops
+from freewheel.errors import CapacityError
+from freewheel.runtime.uplink import pack
+from freewheel.spec import (
+    Admission,
+    CacheField,
+    CacheGroup,
+    Feed,
+    PageWrite,
+    StepPlan,
+    StepShape,
+)
+from freewheel.state import Arena, InboxLayout, SequenceState
+
+GROUPS = tuple(
+    CacheGroup(name, page_size, 1, None, (CacheField("x", 1, "float32", (0,)),))
+    for name, page_size in (("first", 4), ("second", 8))
+)
+SHAPE = StepShape(3, 4, 3)
+ROWS, WIDTH = 6, 40
+
+
+def stale_state() -> SequenceState:
+    """Rows full of an earlier tenant's values; row 0 is clean."""
+    state = SequenceState.build(Arena("cpu"), ROWS, WIDTH, GROUPS)
+    for tensor in vars(state).values():
+        if isinstance(tensor, torch.Tensor):
+            rows = tensor.transpose(0, 1) if tensor.dim() == 3 else tensor
+            rows[1:] = 7
+    return state
+
+
+def apply(state: SequenceState, plan: StepPlan) -> None:
+    layout = InboxLayout.of(plan.shape, GROUPS)
+    letter = np.full(layout.words, 12345, dtype=np.int32)  # a used buffer
+    pack(plan, layout, letter)
+    ops.apply_inbox(
+        torch.from_numpy(letter),
+        state.tokens,
+        state.known_lens,
+        state.computed_lens,
+        state.draft_lens,
+        state.limit_lens,
+        state.minimum_lens,
+        state.page_tables,
+        state.temperature,
+        state.top_p,
+        state.min_p,
+        state.top_k,
+        state.seeds,
+        state.stop_ids,
+        layout.batch,
+        layout.feed_width,
+        layout.page_writes,
+    )
+
+
+def plan_of(**changes: object) -> StepPlan:
+    base = {
+        "round_id": 1,
+        "shape": SHAPE,
+        "rows": (2, 4),
+        "admissions": (None, None),
+        "feeds": (None, None),
+        "page_writes": (),
+    }
+    return StepPlan(**(base | changes))  # type: ignore[arg-type]
+
+
+ADMISSION = Admission(
+    known=9,
+    computed=4,
+    limit=30,
+    minimum=12,
+    temperature=0.7,
+    top_k=40,
+    top_p=0.9,
+    min_p=0.05,
+    seed=-(2**63) + 12345,
+    stop_ids=(1, 63, 2),
+)
+
+
+def test_an_admission_sets_every_value_of_its_row_and_clears_its_tables() -> None:
+    state = stale_state()
+    apply(state, plan_of(admissions=(ADMISSION, None)))
+    row = 2
+    assert int(state.known_lens[row]) == 9
+    assert int(state.computed_lens[row]) == 4
+    assert int(state.draft_lens[row]) == 0
+    assert int(state.limit_lens[row]) == 30
+    assert int(state.minimum_lens[row]) == 12
+    assert state.temperature[row] == torch.tensor(0.7)
+    assert state.top_p[row] == torch.tensor(0.9)
+    assert state.min_p[row] == torch.tensor(0.05)
+    assert int(state.top_k[row]) == 40
+    assert int(state.seeds[row]) == -(2**63) + 12345
+    assert state.stop_ids[row].tolist() == [1, 63, 2, -1, -1, -1, -1, -1]
+    assert not state.page_tables[:, row].any()
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63), 0x1234_5678_9ABC])
+def test_every_seed_arrives_whole(seed: int) -> None:
+    state = stale_state()
+    admission = Admission(**(vars(ADMISSION) | {"seed": seed}))
+    apply(state, plan_of(admissions=(None, admission)))
+    assert int(state.seeds[4]) == seed
+
+
+def test_a_letter_touches_nothing_but_what_it_names() -> None:
+    state, before = stale_state(), stale_state()
+    feeds = (Feed(9, (5, 6, 8)), None)
+    writes = (PageWrite(2, 0, 3, 11), PageWrite(2, 1, 1, 13), PageWrite(4, 0, 0, 17))
+    apply(state, plan_of(feeds=feeds, page_writes=writes))
+    before.tokens[2, 9:12] = torch.tensor([5, 6, 8], dtype=torch.int32)
+    before.page_tables[0, 2, 3], before.page_tables[1, 2, 1] = 11, 13
+    before.page_tables[0, 4, 0] = 17
+    for name, tensor in vars(state).items():
+        if isinstance(tensor, torch.Tensor):
+            assert torch.equal(tensor, vars(before)[name]), name
+
+
+def test_an_empty_letter_changes_nothing() -> None:
+    state, before = stale_state(), stale_state()
+    apply(state, plan_of(rows=(), admissions=(), feeds=()))
+    for name, tensor in vars(state).items():
+        if isinstance(tensor, torch.Tensor):
+            assert torch.equal(tensor, vars(before)[name]), name
+
+
+def test_more_page_writes_than_fit_are_refused() -> None:
+    room = InboxLayout.of(SHAPE, GROUPS).page_writes
+    writes = tuple(PageWrite(2, 0, 0, 1) for _ in range(room + 1))
+    with pytest.raises(CapacityError, match="page_writes"):
+        apply(stale_state(), plan_of(page_writes=writes))

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine whose insides a test may look at, and poison."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from freewheel import LLM, SamplingParams
+from freewheel.graph import TapeGraph
+from freewheel.host import Request
+from freewheel.spec import Admission, Feed, PageWrite, StepPlan
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+def engine(folder: Path, **options: Any) -> LLM:
+    """Small pages, float64: rounding cannot turn one token into another."""
+    defaults = {"dtype": "float64", "page_size": 4, "max_batch": 4, "chunk": 16}
+    return LLM(str(folder), **(defaults | options))
+
+
+def prompts(seed: int, count: int, longest: int, vocabulary: int = 256) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [
+        [rng.randrange(vocabulary) for _ in range(rng.randint(1, longest))] for _ in range(count)
+    ]
+
+
+def answers(llm: LLM, requests: list[list[int]], params: Any = GREEDY) -> list[tuple[int, ...]]:
+    return [output.token_ids for output in llm.generate(requests, params)]
+
+
+class PoisonedEngine:
+    """Before every round, everything that no live row has computed turns into NaN.
+
+    That covers drafts' rows, rejected rows, free pages, pages of earlier tenants, and the scratch
+    page. With `tape`, temporaries of the round are poisoned too. Rounds are watched through the
+    executor's `launch`, which tests replace.
+    """
+
+    def __init__(self, llm: LLM, seed: int = 0) -> None:
+        self.llm = llm
+        self.rng = random.Random(seed)
+        self.checked = 0
+        self.seen: dict[str, Request] = {}
+        self.rounds = 0
+        self._reference = engine(
+            Path(llm.config.model),
+            speculate=llm.config.speculate,
+            drafter=llm.config.drafter,
+            chunk=llm.context_len,
+            max_batch=1,
+            prefill_batch=1,
+            context_len=llm.context_len,
+        )
+        self._launch = llm.executor.launch
+        llm.executor.launch = self.launch  # type: ignore[method-assign]
+        if llm.config.graph == "tape":
+            tensors = tuple(llm.executor.arena.tensors())
+            llm.executor._new_graph = lambda: TapeGraph(tensors, poison=True)  # type: ignore
+
+    @property
+    def caches(self) -> dict[str, Tensor]:
+        """Every field, float64 [layers, pages, page_rows, width]."""
+        return caches_of(self.llm)
+
+    def launch(self, plan: StepPlan) -> None:
+        fresh = {r for r, a in zip(plan.rows, plan.admissions, strict=True) if a is not None}
+        for tensor in self.caches.values():
+            flat = tensor.flatten(1, 2)
+            keep = torch.zeros(flat.shape[1], dtype=torch.bool)
+            for row in self.live_rows():
+                if row not in fresh:
+                    keep[self.slots(row)] = True
+            flat[:, ~keep] = torch.nan
+        self._launch(plan)
+        self.rounds += 1
+        self.seen |= {r.id: r for r in (item.request for item in self.llm._session._live.values())}
+        if self.rng.random() < 0.3:
+            self.check_some_row()
+
+    @property
+    def preemptions(self) -> int:
+        return sum(request.stats.preemptions for request in self.seen.values())
+
+    def live_rows(self) -> list[int]:
+        live = self.llm._session._live.values()
+        return [item.request.row for item in live if item.request.row is not None]
+
+    def slots(self, row: int) -> Tensor:
+        """int64 [computed]: where the row's certain cache rows are."""
+        state = self.llm.executor.state
+        computed = int(state.computed_lens[row])
+        positions = torch.arange(computed)
+        size = state.page_sizes[0]
+        return state.page_tables[0, row, positions // size].long() * size + positions % size
+
+    def check_some_row(self) -> None:
+        state = self.llm.executor.state
+        rows = [row for row in self.live_rows() if int(state.computed_lens[row])]
+        if rows:
+            self.check(self.rng.choice(rows))
+
+    def check(self, row: int) -> None:
+        """The row's cache below `computed` equals that of one prefill of its certain tokens."""
+        state = self.llm.executor.state
+        computed = int(state.computed_lens[row])
+        tokens = state.tokens[row, : int(state.known_lens[row])].tolist()
+        want = one_shot(self._reference, tokens)
+        for name, tensor in self.caches.items():
+            have = tensor.flatten(1, 2)[:, self.slots(row)]
+            torch.testing.assert_close(have, want[name][:, :computed], rtol=1e-9, atol=1e-11)
+        self.checked += 1
+
+
+def caches_of(llm: LLM) -> dict[str, Tensor]:
+    arena = llm.executor.arena
+    fields = [field.name for group in llm.built.groups for field in group.fields]
+    return {name: arena[f"cache.history.{name}"] for name in fields}
+
+
+def one_shot(llm: LLM, tokens: list[int]) -> dict[str, Tensor]:
+    """Every field after one rectangle over all tokens: float64 [layers, tokens, width]."""
+    shape = llm.built.ladder.fit_prefill(1, len(tokens), ready=True)
+    admission = Admission(
+        known=len(tokens),
+        computed=0,
+        limit=llm.context_len,
+        minimum=0,
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        seed=0,
+        stop_ids=(),
+    )
+    size = llm.config.page_size
+    columns = -(-min(len(tokens) + shape.depth, llm.context_len) // size)
+    writes = tuple(PageWrite(1, 0, c, c + 1) for c in range(columns))
+    llm.executor.launch(StepPlan(0, shape, (1,), (admission,), (Feed(0, tuple(tokens)),), writes))
+    llm.executor.collect()
+    return {
+        name: tensor.flatten(1, 2)[:, size : size + len(tokens)].clone()
+        for name, tensor in caches_of(llm).items()
+    }
+
+
+def mixed_params(seed: int) -> Iterator[SamplingParams]:
+    """Greedy and sampled, short and long."""
+    rng = random.Random(seed)
+    while True:
+        yield SamplingParams(
+            temperature=rng.choice([0.0, 0.9]),
+            top_p=rng.choice([1.0, 0.9]),
+            seed=rng.randrange(2**31),
+            max_tokens=rng.choice([1, 3, 12, 30]),
+            ignore_eos=True,
+        )
