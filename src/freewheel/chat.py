@@ -44,7 +44,7 @@ def encode_chat(
     """
     if family != "deepseek_v32":
         raise UnsupportedModel(
-            f"chat: no chat encoding is built in for {family!r}; use `generate` with a rendered prompt"
+            f"chat: no encoding is built in for {family!r}; render the prompt and use `generate`"
         )
     _check_turns(messages)
     marks = {

@@ -236,6 +236,14 @@ def test_another_graphs_output_must_be_registered() -> None:
     assert out == 4
 
 
+def test_a_replay_inside_a_capture_is_an_error_of_the_caller() -> None:
+    x = torch.ones(1)
+    inner, outer = tape(x), tape(x)
+    inner.capture(lambda: x + 1)
+    with pytest.raises(CaptureError, match=r"aten::copy_ uses .* at .*test_footguns\.py:\d+"):
+        outer.capture(inner.replay)
+
+
 def test_a_python_list_made_a_tensor_is_an_error() -> None:
     x = torch.ones(2)
     with pytest.raises(HostSync, match=r"torch\.tensor copies"):

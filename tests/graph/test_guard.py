@@ -62,6 +62,7 @@ MORE_ILLEGAL: dict[str, Idiom] = {
     "print(x)": lambda x, mask, z: repr(x),
     "torch.Tensor([..])": lambda x, mask, z: torch.Tensor([1.0, 2.0]),
     "torch.as_tensor([..])": lambda x, mask, z: torch.as_tensor([1, 2]),
+    "torch.as_tensor(data=..)": lambda x, mask, z: torch.as_tensor(data=[1, 2]),
     "torch.from_numpy": lambda x, mask, z: torch.from_numpy(np.zeros(2)),
     "x.new_tensor([..])": lambda x, mask, z: x.new_tensor([1, 2]),
     "torch.allclose(x, x)": lambda x, mask, z: torch.allclose(x.float(), x.float()),
@@ -95,6 +96,7 @@ MORE_LEGAL: dict[str, Idiom] = {
     "x[0] = z": lambda x, mask, z: x.clone().__setitem__(0, z),
     "masked_fill": lambda x, mask, z: x.masked_fill(mask, 0),
     "a cast": lambda x, mask, z: (x.to(torch.float32), x.double(), x.to(z), x.type_as(z)),
+    "a tensor as a tensor": lambda x, mask, z: (torch.as_tensor(x), torch.asarray(x)),
     "data_ptr": lambda x, mask, z: x.data_ptr(),
     "where with numbers": lambda x, mask, z: torch.where(mask, 1.0, -torch.inf),
     "a repeat of known length": lambda x, mask, z: torch.repeat_interleave(x, x, output_size=6),
@@ -195,8 +197,9 @@ def test_a_copy_between_devices_is_recorded_with_its_ends() -> None:
         torch.empty(4, device="meta").copy_(x)
     ends = [(c.op, c.source, c.target) for c in log.copies]
     assert ends == [("Tensor.to", "cpu", "meta"), ("aten::copy_", "cpu", "meta")]
-    with no_host_sync(), pytest.raises(HostSync, match="from cpu to meta"):
-        x.to("meta")
+    for move in (lambda: x.to("meta"), lambda: x.to(torch.empty(1, device="meta"))):
+        with no_host_sync(), pytest.raises(HostSync, match="from cpu to meta"):
+            move()
 
 
 def test_only_the_watched_device_counts() -> None:
@@ -209,9 +212,11 @@ def test_only_the_watched_device_counts() -> None:
         with pytest.raises(HostSync):
             torch.tensor([1, 2], device="meta")
         with pytest.raises(HostSync):
+            torch.as_tensor([1, 2], device="meta")
+        with pytest.raises(HostSync):
             torch.empty(4, device="meta").nonzero()
-    assert log.reads == log.reads[:1]
-    assert len(log.copies) == 1
+    assert [read.op for read in log.reads] == ["aten::nonzero"]
+    assert len(log.copies) == 2
 
 
 def _inner(x: Tensor) -> float:

@@ -212,7 +212,7 @@ def test_stop_strings_complete_before_min_tokens_do_not_count() -> None:
         text, deltas = run(TextStream(decode, ["ab"], min_tokens=minimum), ids, [3])
         assert text == want
         assert deltas[-1].stopped == (minimum < 20)
-    assert TextStream(decode, ["ab"], min_tokens=3).push(ids[:2]).text == "ab"
+    assert TextStream(decode, ["ab", "zzzz"], min_tokens=3).push(ids[:2]).text == "ab"
 
 
 def test_the_stop_string_that_is_complete_first_counts_though_one_token_brings_both() -> None:

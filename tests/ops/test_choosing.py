@@ -19,7 +19,10 @@ OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 def rows_of(*params: dict[str, float], seeds: list[int], stop: int = -1, minimum: int = 0) -> tuple:
     """Per-row tensors of the state, row 0 scratch."""
     every = [{**OFF, "temperature": 0.0}, *({**OFF, **p} for p in params)]
-    column = lambda name, dtype: torch.tensor([p[name] for p in every], dtype=dtype)
+
+    def column(name: str, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor([p[name] for p in every], dtype=dtype)
+
     count = len(every)
     stops = torch.full((count, 8), -1, dtype=torch.int32)
     stops[:, 0] = stop
@@ -121,12 +124,11 @@ def test_a_choice_depends_on_seed_and_position_alone() -> None:
 
 def test_filters_keep_exactly_what_they_promise() -> None:
     scaled = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05]).log().expand(1, 1, 5)
-    kept = lambda k=0, p=1.0, m=0.0: (
-        filter_logits(scaled, torch.tensor([k]), torch.tensor([p]), torch.tensor([m]))
-        .isfinite()
-        .flatten()
-        .tolist()
-    )
+
+    def kept(k: int = 0, p: float = 1.0, m: float = 0.0) -> list[bool]:
+        left = filter_logits(scaled, torch.tensor([k]), torch.tensor([p]), torch.tensor([m]))
+        return left.isfinite().flatten().tolist()
+
     assert kept() == [True] * 5
     assert kept(k=2) == [True, True, False, False, False]
     assert kept(p=0.65) == [True, True, False, False, False]

@@ -61,8 +61,13 @@ def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
         assert error <= EXACT[dtype] * max(1.0, wanted.abs().max().item())
 
 
+MATRIX_OPS = ("index_logits", "sparse_mla", "grouped_experts")
+
+
 def check(name: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
     """The kernel on `args` against the specification in float64 on the CPU."""
+    if not HAS_GPU and dtype == torch.bfloat16 and name in MATRIX_OPS:
+        pytest.skip("the interpreter multiplies the bits of bfloat16 matrices")
     given = on_device(tuple(a.clone() if isinstance(a, Tensor) else a for a in args))
     precise = wide(args)
     found, expected = IMPLEMENTATIONS[name, "cuda"](*given), SPECIFICATIONS[name](*precise)

@@ -15,6 +15,7 @@ from freewheel.ops.cpu import attention as cpu_attention
 from tests.ops.cases import (
     WIDE_DTYPES,
     Body,
+    Pages,
     Sizes,
     arguments,
     assert_close,
@@ -63,20 +64,21 @@ def test_scores_are_gated_relus_of_products_summed_over_heads(body: Body) -> Non
 
 
 @bodies("index_logits")
-def test_nothing_behind_a_row_is_followed(body: Body) -> None:
+@pytest.mark.parametrize("lens", [[[7, 8, 9], [18, 19, 20]], [[6, 7, 8], [0, 0, 0]]])
+def test_nothing_behind_a_row_is_followed(body: Body, lens: list[list[int]]) -> None:
     """Not page numbers past its length, not NaN keys in foreign pages, in scratch or past it."""
-    query, gates, keys, table, rows, kv_lens = arguments("index_logits")
-    clean = body(query, gates, keys, table, rows, kv_lens)
-    pages = draw_pages(0, 2, 3, 5, 4)
+    query, gates, keys, table, rows, _ = arguments("index_logits")
+    pages = Pages(table, rows, torch.tensor(lens, dtype=torch.int32), 4)
+    clean = body(query, gates, keys, table, rows, pages.kv_lens)
     readable = torch.zeros(pages.count * 4, dtype=torch.bool)
     dirty_table = torch.full_like(table, 2**30)
     for b, row in enumerate(rows.tolist()):
-        longest = int(kv_lens[b].max())
+        longest = max(lens[b])
         readable[pages.slots_of(b, torch.arange(longest))] = True
         columns = -(-longest // 4)
         dirty_table[row, :columns] = table[row, :columns]
     dirty_keys = torch.where(readable.view(-1, 4, 1), keys, math.nan)
-    assert torch.equal(body(query, gates, dirty_keys, dirty_table, rows, kv_lens), clean)
+    assert torch.equal(body(query, gates, dirty_keys, dirty_table, rows, pages.kv_lens), clean)
 
 
 @bodies("index_logits")

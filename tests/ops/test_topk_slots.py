@@ -90,6 +90,18 @@ def test_nan_ranks_below_every_number(body: Body) -> None:
 
 
 @bodies(NAME)
+def test_a_short_row_beside_a_long_one_selects_everything_even_at_minus_infinity(
+    body: Body,
+) -> None:
+    columns = torch.arange(16, dtype=torch.int32)[None] + 1
+    pages = Pages(columns, ints(0), ints(60, 5)[None], 4)
+    logits = draw(0, 1, 2, 64)
+    logits[0, 1] = -math.inf
+    logits[0, 1, 3] = 1.0
+    assert select(body, logits, pages, 8)[0, 1].tolist() == [4, 5, 6, 7, 8, -1, -1, -1]
+
+
+@bodies(NAME)
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 40])
 def test_a_short_row_selects_everything_and_a_long_one_exactly_k(body: Body, length: int) -> None:
     logits = draw(length, 64).tolist()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the host packs is what the device's rows hold, and an admission leaves no trace of before."""
+"""What the host packs is what the rows hold, and an admission leaves no trace of before."""
 
 from __future__ import annotations
 

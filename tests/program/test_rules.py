@@ -26,7 +26,7 @@ REQUESTS = prompts(seed=1, count=5, longest=45)
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def plain(request: pytest.FixtureRequest, folders: dict[str, Path]) -> tuple[Path, list[Any]]:
-    """A family's folder, and the answers of a request alone, eager, without drafts, read at once."""
+    """A family's folder, and answers computed alone, eager, without drafts, read at once."""
     folder = folders[request.param]
     llm = engine(folder, speculate=0, graph="eager", run_ahead=0, max_batch=1, prefill_batch=1)
     alone = [[answers(llm, [prompt], params)[0] for prompt in REQUESTS] for params in PARAMS]
@@ -81,7 +81,7 @@ def test_different_seeds_give_different_answers(folders: dict[str, Path]) -> Non
 
 @pytest.mark.parametrize("right", [0, 1, 2, 3])
 def test_any_drafts_are_correct_drafts(folders: dict[str, Path], right: int) -> None:
-    """A drafter that is right for exactly `right` of three drafts changes the rounds, not the text."""
+    """A drafter that is right for exactly `right` of three changes the rounds, not the text."""
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     prompt = REQUESTS[0]
     want = answers(engine(folders["t32"], speculate=0), [prompt], params)[0]
@@ -154,7 +154,7 @@ def test_a_host_read_in_the_model_is_refused_at_capture_and_counted_when_eager(
         return forward(self, view, cache)
 
     monkeypatch.setattr(DeepseekV32, "forward", reading)
-    with pytest.raises(HostSync, match="test_rules.py"):
+    with pytest.raises(HostSync, match=r"test_rules\.py"):
         answers(engine(folders["t32"]), [[1, 2, 3]])
     llm = engine(folders["t32"], graph="eager", guard=True)
     answers(llm, [[1, 2, 3]])

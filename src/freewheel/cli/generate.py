@@ -101,7 +101,7 @@ def summary(metrics: Metrics) -> str:
     return (
         f"{metrics.completion_tokens} tokens in {metrics.rounds} rounds, "
         f"{metrics.tokens_per_round:.2f} a round ({metrics.accepted} of {metrics.drafted} drafts "
-        f"accepted); first token after {metrics.first_token_seconds:.2f} s, then {rate:.0f} tokens/s"
+        f"accepted); first after {metrics.first_token_seconds:.2f} s, then {rate:.0f} tokens/s"
     )
 
 

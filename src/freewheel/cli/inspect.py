@@ -98,7 +98,7 @@ def _row(name: str, value: object) -> None:
     answers.print(f"  {name:14}{value}")
 
 
-def _bytes(size: int) -> str:
+def _bytes(size: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.4g} {unit}"

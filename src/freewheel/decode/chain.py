@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The multi-token-prediction layer as a drafter: it reads what the target read, then walks on alone."""
+"""The multi-token-prediction layer as a drafter: it reads what the target read, then walks on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ChainDrafter:
     def draft(
         self, state: SequenceState, cache: CachePool, verified: Verified, shape: StepShape
     ) -> None:
-        """Catch up over the verified rectangle, then propose, one query wide, `shape.depth` times."""
+        """Catch up over the verified rectangle, then propose `depth` times, one query wide."""
         rows, live = verified.rows, verified.live
         view = open_step(state, rows, verified.start, verified.accept_lens, shape.width, shift=1)
         hidden = self._head.forward(view, cache, verified.hidden)  # float [B, W, H]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The round: one program for prompts, chunks, decoding, verifying and drafting. It is captured whole.
+"""The round: one program for prompts, chunks, decoding, verifying and drafting, captured whole.
 
 A row has `known` certain tokens, the first `computed` of them with stored cache rows, and perhaps
 drafts behind them. A round covers `width` tokens from `computed` on, certain ones first, then

@@ -55,7 +55,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Output:
-    """A finished request. `token_ids` ends with the stop token, if one ended it; `text` does not."""
+    """A finished request. A stop token that ended it is the last of `token_ids`, not in `text`."""
 
     text: str
     token_ids: tuple[int, ...]

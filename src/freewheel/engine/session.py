@@ -49,7 +49,7 @@ class Session:
         self._live.pop(request_id, None)
 
     def step(self) -> list[tuple[str, Chunk]]:
-        """Launch a round if one can be, read a letter if one is due; what it brought, by request."""
+        """Launch a round if one can be, read a letter if one is due; what came, by request."""
         plan = self._scheduler.plan()
         if plan is not None:
             self._executor.launch(plan)

@@ -13,7 +13,7 @@ from freewheel.errors import CheckpointError
 
 
 class Tokenizer:
-    """The model folder's own tokenizer. Control tokens written in a text stay text in `encode_text`."""
+    """The model folder's own tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         """Raises CheckpointError if the folder has no readable tokenizer.json."""

@@ -49,7 +49,7 @@ __all__ = ["DeviceCopy", "HostRead", "SyncLog", "count_host_reads", "no_host_syn
 aten = torch.ops.aten
 
 _tensor, _torch = cast(Any, Tensor), cast(Any, torch)  # half of their members lack types
-# Methods that bring a value home. `Tensor.to` and `Tensor.cuda` depend on their arguments.
+# Methods that bring a value home.
 _READERS: dict[Any, str] = {
     _tensor.item: "Tensor.item",
     _tensor.tolist: "Tensor.tolist",
@@ -67,11 +67,17 @@ _READERS: dict[Any, str] = {
     _tensor.__repr__: "Tensor.__repr__",
     _tensor.__format__: "Tensor.__format__",
 }
-# Functions that make a tensor of host values.
-_UPLOADERS: dict[Any, str] = {
-    _torch.tensor: "torch.tensor",
+# Methods that copy if they are given another device.
+_MOVERS: dict[Any, str] = {_tensor.to: "Tensor.to", _tensor.cuda: "Tensor.cuda"}
+# Functions that do so to a tensor, and that upload anything else.
+_CONVERTERS: dict[Any, str] = {
     _torch.as_tensor: "torch.as_tensor",
     _torch.asarray: "torch.asarray",
+}
+# Functions that make a tensor of host values.
+_UPLOADERS: dict[Any, str] = {
+    **_CONVERTERS,
+    _torch.tensor: "torch.tensor",
     _torch.from_numpy: "torch.from_numpy",
     _torch.frombuffer: "torch.frombuffer",
     _tensor.new_tensor: "Tensor.new_tensor",
@@ -168,18 +174,17 @@ class _FunctionGuard(TorchFunctionMode):
             if self._verdict.watches(args[0].device):
                 self._verdict.read(_READERS[func])
             return True
+        if func in _MOVERS or (func in _CONVERTERS and isinstance(next(iter(args), None), Tensor)):
+            return self._judge_move(func, args, kwargs)
         if func in _UPLOADERS:
             return self._judge_upload(_UPLOADERS[func], args, kwargs)
-        if func is Tensor.to or func is Tensor.cuda:
-            return self._judge_move(func, args, kwargs)
         return False
 
     def _judge_upload(self, op: str, args: Args, kwargs: dict[str, Any]) -> bool:
-        target = kwargs.get("device")
+        target = _named_device(args, kwargs)
         if target is None:
             like = next(tensors_in(args), None)
             target = torch.get_default_device() if like is None else like.device
-        target = torch.device(target)
         if self._verdict.watches(target):
             self._verdict.copy(op, torch.device("cpu"), target)
         return True
@@ -189,7 +194,7 @@ class _FunctionGuard(TorchFunctionMode):
         source: torch.device = args[0].device
         if target is None or not (self._verdict.watches(source) or self._verdict.watches(target)):
             return False
-        op = f"Tensor.{func.__name__}"
+        op = _MOVERS.get(func) or _CONVERTERS[func]
         if target.type == "cpu":
             # Where the CPU is the device this is no copy; on an accelerator the same line is one.
             self._verdict.read(op)
@@ -199,14 +204,20 @@ class _FunctionGuard(TorchFunctionMode):
         return True
 
 
+def _named_device(args: Args, kwargs: dict[str, Any]) -> torch.device | None:
+    named = (v for v in (*args[1:], *kwargs.values()) if isinstance(v, (str, torch.device)))
+    return next(map(torch.device, named), None)
+
+
 def _target_device(func: Any, args: Args, kwargs: dict[str, Any]) -> torch.device | None:
-    """Where `Tensor.to` or `Tensor.cuda` would put its result; None if it only casts."""
-    for value in (*args[1:], *kwargs.values()):
-        if isinstance(value, (str, torch.device)):
-            return torch.device(value)
-        if isinstance(value, Tensor) and value.device != args[0].device:
-            return value.device
-    return torch.device("cuda") if func is Tensor.cuda else None
+    """Where a move would put its result; None if it only casts."""
+    target = _named_device(args, kwargs)
+    if target is None and func is Tensor.cuda:
+        return torch.device("cuda")
+    other = next(tensors_in((*args[1:], *kwargs.values())), None)  # x.to(other)
+    if target is None and other is not None and other.device != args[0].device:
+        return other.device
+    return target
 
 
 def _same_device(a: torch.device, b: torch.device) -> bool:

@@ -219,11 +219,10 @@ def commit(
     """Accept the drafts that the target would have chosen, and append what was decided.
 
     The C queries are all columns where drafts are verified (C = W); in a prompt's rectangle
-    (C = 1) the last certain one. A draft is accepted if it
-    equals the choice at the query before it and everything before it was accepted; the run of
-    fresh tokens ends at a stop id or at the row's limit. Returns (accept_lens, live), int32 [B]:
-    how far `computed` advanced, and whether the row may be drafted for. Writes the outbox as
-    `state.letters.OutboxLayout` says.
+    (C = 1) the last certain one. A draft is accepted if it equals the choice at the query before
+    it and everything before it was accepted; the run of fresh tokens ends at a stop id or at the
+    row's limit. Returns (accept_lens, live), int32 [B]: how far `computed` advanced, and whether
+    the row may be drafted for. Writes the outbox as `state.letters.OutboxLayout` says.
     """
     at = rows.long()
     known, limit = known_lens[at], limit_lens[at]
@@ -232,39 +231,59 @@ def commit(
     first = (given - 1).clamp(min=0) if choices == 1 else torch.zeros_like(given)
     column = first[:, None] + index  # int32 [B, C]
     caught_up = (given > 0) & (start + given == known)  # bool [B]
-
-    before = torch.cat([seen[:, :1], choice[:, :-1]], 1)
-    draft = (column >= given[:, None]) & (column < query_lens[:, None])
-    run = ((column < given[:, None]) | (draft & (seen == before))).int().cumprod(1).bool()
-    fresh = run & caught_up[:, None] & (column >= given[:, None] - 1)
-
-    rank = fresh.int().cumsum(1) - 1
-    stops = (choice[:, :, None] == stop_ids[at][:, None, :]).any(2) & fresh
-    full = fresh & (rank >= (limit - known)[:, None] - 1)
-    ends = (stops | full).int()
-    fresh = fresh & (ends.cumsum(1) - ends == 0)
-    stopped = (fresh & stops).any(1)
-    finished = (fresh & (stops | full)).any(1)
+    fresh = _accepted_run(given, query_lens, column, seen, choice) & caught_up[:, None]
+    fresh, stopped, full = _cut_at_end(fresh, choice, stop_ids[at], limit - known)
     count = fresh.sum(1, dtype=torch.int32)
-    after = torch.cat([seen[:, 1:], torch.full_like(seen[:, :1], -1)], 1)
-    drafted = (column + 1 < query_lens[:, None]) & (after == choice)
-    agreed = (fresh & drafted).sum(1, dtype=torch.int32)
+    accept_lens = torch.where(caught_up, given - 1 + count, given)
+    finished = stopped | full
 
     place = torch.where(fresh, start[:, None] + column + 1, 0).long()
     where = torch.where(fresh, rows[:, None], 0).long()
     tokens.index_put_((where, place), torch.where(fresh, choice, 0))
-    accept_lens = torch.where(caught_up, given - 1 + count, given)
     known_lens.index_put_((at,), known + count)
     computed_lens.index_put_((at,), start + accept_lens)
     draft_lens.index_put_((at,), torch.zeros_like(rows))
     limit_lens.index_put_((at,), torch.where(finished, known + count, limit))
 
-    finish = torch.where(stopped, 1, torch.where(finished, 2, 0)).int()
+    after = torch.cat([seen[:, 1:], torch.full_like(seen[:, :1], -1)], 1)
+    drafted = fresh & (column + 1 < query_lens[:, None]) & (after == choice)
+    finish = torch.where(stopped, 1, torch.where(full, 2, 0)).int()
+    agreed = drafted.sum(1, dtype=torch.int32)
+    words = (count, finish, start + accept_lens, query_lens - given, agreed)
     packed = choice.gather(1, ((given - 1 - first)[:, None] + index).clamp(0, choices - 1).long())
     packed = torch.where(index < count[:, None], packed, -1)
-    words = (count, finish, start + accept_lens, query_lens - given, agreed)
     outbox.copy_(torch.cat([torch.stack(words, 1), packed], 1))
     return accept_lens, (caught_up & ~finished).int()
+
+
+def _accepted_run(
+    given: Tensor, query_lens: Tensor, column: Tensor, seen: Tensor, choice: Tensor
+) -> Tensor:
+    """bool [B, C]: queries behind which a token is decided, were there no end.
+
+    That is the last certain query, and each draft that equals the choice before it while all
+    before it did.
+    """
+    before = torch.cat([seen[:, :1], choice[:, :-1]], 1)
+    draft = (column >= given[:, None]) & (column < query_lens[:, None])
+    run = ((column < given[:, None]) | (draft & (seen == before))).int().cumprod(1).bool()
+    return run & (column >= given[:, None] - 1)
+
+
+def _cut_at_end(
+    fresh: Tensor, choice: Tensor, stop_ids: Tensor, room: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """fresh bool [B, C] without what follows a row's first end; ended by a stop id; by its limit.
+
+    room int32 [B]: tokens that the row may still take. A stop id in the last place is a stop.
+    """
+    rank = fresh.int().cumsum(1) - 1
+    stops = fresh & (choice[:, :, None] == stop_ids[:, None, :]).any(2)
+    full = fresh & (rank >= room[:, None] - 1)
+    ends = (stops | full).int()
+    fresh = fresh & (ends.cumsum(1) - ends == 0)
+    stopped = (fresh & stops).any(1)
+    return fresh, stopped, (fresh & full).any(1) & ~stopped
 
 
 def _fake_write_draft(
@@ -318,7 +337,7 @@ def lookup(
     longest: int,
     shortest: int,
 ) -> tuple[Tensor, Tensor]:
-    """(guesses int32 [B, depth], lens int32 [B]): what followed the row's ending when it last stood.
+    """(guesses int32 [B, depth], lens int32 [B]): what followed the row's ending the last time.
 
     Searches the row for its last `longest` tokens, then for fewer, down to `shortest`; the latest
     occurrence of the longest match wins. `lens` counts the certain tokens that followed it, at

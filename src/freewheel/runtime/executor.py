@@ -106,6 +106,11 @@ class Executor:
         """The oldest letter home."""
         return self._mailbox.collect()
 
+    def replay(self, shape: StepShape) -> None:
+        """The graph of `shape` once more, in the current stream, on the letter that came last."""
+        with torch.inference_mode():
+            self._lane(shape).graph.replay()
+
     def calls(self, shape: StepShape) -> int | None:
         """Operator calls that one replay of `shape` makes; None if it is not captured as a tape."""
         lane = self._lanes.get(shape)

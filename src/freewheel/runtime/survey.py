@@ -34,7 +34,7 @@ class Survey:
 
 
 def survey(config: EngineConfig) -> Survey:
-    """Read the folder of `config` and plan. Raises CheckpointError or ConfigError as `build` does."""
+    """Read the folder of `config` and plan. Raises what `build` raises."""
     decisions = Decisions()
     folder = open_folder(find_model(config.model))
     drafter = resolve_drafter(config, folder, decisions)

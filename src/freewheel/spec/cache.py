@@ -40,7 +40,7 @@ class CacheGroup:
     def __post_init__(self) -> None:
         if self.page_size < 1 or self.stride < 1 or self.page_size % self.stride:
             raise ValueError(
-                f"{self.name}: page_size {self.page_size} must be a multiple of stride {self.stride}"
+                f"{self.name}: page_size {self.page_size} is no multiple of stride {self.stride}"
             )
 
     @property

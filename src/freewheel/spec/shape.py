@@ -16,7 +16,7 @@ MAX_VERIFY_WIDTH = MAX_DEPTH + 1
 
 @dataclass(frozen=True, order=True)
 class StepShape:
-    """`batch` rows of `width` query tokens, and `depth` drafts written afterwards: a graph's key."""
+    """`batch` rows of `width` query tokens, then `depth` drafts: the key of a graph."""
 
     batch: int
     width: int
@@ -59,7 +59,7 @@ class ShapeLadder:
     def build(
         cls, max_batch: int, depth: int, widths: tuple[int, ...], prefill_batch: int
     ) -> ShapeLadder:
-        """Powers of two up to `max_batch` rows for decoding; every width at 1..prefill_batch rows."""
+        """Powers of two up to `max_batch` rows to decode, and to `prefill_batch` at each width."""
         if not widths or list(widths) != sorted(set(widths)):
             raise ConfigError(f"chunk widths must be ascending and distinct, got {widths}")
         if widths[0] <= MAX_VERIFY_WIDTH:

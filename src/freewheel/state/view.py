@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forward may know about its rows. Derived in the graph; nothing in it comes from the host."""
+"""What a forward may know about its rows: derived in the graph, nothing from the host."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def open_step(
     width: int,
     shift: int = 0,
 ) -> StepView:
-    """Queries at positions start .. start + query_lens of each row; `shift` 1 reads a drafter's tokens.
+    """Queries at positions start .. start + query_lens of each row.
+
+    `shift` 1 reads the tokens behind them, which a drafter joins with their hidden states.
 
     rows, start, query_lens: int32 [B]. Columns past `query_lens` are padding.
     """

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from freewheel.ops.choosing import filter_logits, gumbel, mask_stop_ids

@@ -91,7 +91,8 @@ def _join_parts(
         own = tl.load(high_in + cell)
         share = tl.load(total_in + cell)
         live = share > 0
-        value = tl.load(part_in + cell * VALUE + v, mask=inside & live, other=0)
+        width = tl.where(live, VALUE, 0)  # a part without a live lane was never written
+        value = tl.load(part_in + cell * VALUE + v, mask=v < width, other=0)
         highest = tl.maximum(high, own)
         shift = tl.where(highest == float("-inf"), 0.0, highest)
         before, now = tl.exp(high - shift), tl.exp(own - shift)

@@ -53,7 +53,7 @@ def _route(
         top = tl.max(tl.max(tl.where(left, choice, low), 1), 0)
         tied = left & (choice == top)
         winner = tl.min(tl.min(tl.where(tied, index, BLOCK_G * BLOCK_S), 1), 0)
-        won = index == winner
+        won = left & (index == winner)
         left = left & (won == 0)
         ids = tl.where(nth == k, winner, ids)
         weights = tl.where(nth == k, tl.sum(tl.sum(tl.where(won, score, 0.0), 1), 0), weights)

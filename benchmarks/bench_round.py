@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time one round at real dimensions on a CUDA device, with random weights.
+
+    python benchmarks/bench_round.py --config benchmarks/configs/v32_tp8shard.json \
+        [--batch 1,8] [--context 4096] [--speculate 3] [--layers N] [--log FILE]
+
+The configurations are one rank's share of eight: heads, experts' width and vocabulary divided, full
+depth. Weights are bfloat16. The experts of `--distinct` layers are made and used in turn by all
+layers: each is far larger than the L2 cache, so this changes the memory taken and not the time.
+
+One line a case. `round us`: graph replays alone, by CUDA events. `loop us`: launched and collected
+by the executor two rounds ahead, by the wall clock. `busy`: time in kernels, by the profiler, over
+`round us`. `floor us`: bytes that a round must read, over the bandwidth of a large copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.profiler import DeviceType, ProfilerActivity, profile
+
+from freewheel.decode import ChainDrafter
+from freewheel.models import load_model
+from freewheel.nn.source import held_tensors
+from freewheel.ops import load_kernels
+from freewheel.runtime import Executor, Sizes
+from freewheel.spec import StepPlan, StepShape
+from freewheel.spec.model import ModelSpec
+from freewheel.spec.model_config import read_model_spec
+
+PAGE, HEADROOM = 64, 512
+BANDWIDTH = 4.3e12
+"""Bytes a second that a large device-to-device copy moves on an H200, reads and writes counted."""
+
+EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
+
+
+class DummySource:
+    """Random weights, made on the device; experts of only `distinct` layers."""
+
+    def __init__(self, distinct: int) -> None:
+        self.dtype, self.device = torch.bfloat16, torch.device("cuda")
+        self._distinct = distinct
+        self._experts: dict[tuple[int, str], Tensor] = {}
+
+    def has(self, name: str) -> bool:
+        return name.endswith(EXPERTS)
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        if not name.endswith(EXPERTS):
+            return self._draw(name, shape, dtype)
+        key = int(name.split(".")[2]) % self._distinct, name.rpartition(".")[2]
+        if key not in self._experts:
+            self._experts[key] = self._draw(name, shape, dtype)
+        return self._experts[key]
+
+    def _draw(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        values = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        if name.endswith("e_score_correction_bias"):
+            return values.zero_()  # tokens spread evenly over the experts
+        if len(shape) > 1:
+            return values.normal_(0, shape[-1] ** -0.5)
+        return values.normal_(1.0 if name.endswith(".weight") else 0.0, 0.1)
+
+    def same(self, name: str, other: str) -> bool:
+        del name, other
+        return False
+
+    def skip(self, pattern: str, reason: str) -> None:
+        del pattern, reason
+
+
+@dataclass(frozen=True)
+class Case:
+    batch: int
+    context: int
+    depth: int
+
+    @property
+    def shape(self) -> StepShape:
+        return StepShape(self.batch, 1 + self.depth, self.depth)
+
+
+def main() -> int:
+    options = _options()
+    torch.manual_seed(0)
+    torch.set_grad_enabled(False)
+    load_kernels("cuda")
+    spec = read_model_spec(json.loads(Path(options.config).read_text()), None)
+    if options.layers:
+        spec = _shortened(spec, options.layers)
+    batches = [int(b) for b in options.batch.split(",")]
+    cases = [Case(b, options.context, options.speculate) for b in batches]
+    with open(options.log or "/dev/null", "w", encoding="utf-8") as log:
+        print(_header(), flush=True)
+        executor = _build(spec, cases, options.distinct)
+        for case in cases:
+            print(_line(spec, case, executor, log, options.config), flush=True)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time a round at real dimensions.")
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--batch", default="1,8")
+    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--speculate", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=0, help="fewer layers, for a quick look")
+    parser.add_argument("--distinct", type=int, default=8, help="layers with experts of their own")
+    parser.add_argument("--log", default="", help="write the kernels of a round there")
+    return parser.parse_args()
+
+
+def _shortened(spec: ModelSpec, layers: int) -> ModelSpec:
+    """The first `layers` layers, and the multi-token-prediction layer behind them."""
+    full = spec.indexer.full_layers[:layers]
+    return replace(
+        spec,
+        layers=layers,
+        sparse_layers=spec.sparse_layers[:layers],
+        indexer=replace(spec.indexer, full_layers=full),
+        mtp=None if spec.mtp is None else replace(spec.mtp, layer=layers),
+    )
+
+
+def _build(spec: ModelSpec, cases: list[Case], distinct: int) -> Executor:
+    """An executor whose rows stand at `context` tokens, over caches of random numbers."""
+    width = max(case.context for case in cases) + HEADROOM
+    batch = max(case.batch for case in cases)
+    model, head = load_model(spec, DummySource(distinct), positions=width)
+    assert head is not None
+    groups = model.cache_groups(PAGE, "bfloat16")
+    columns = groups[0].pages_for(width)
+    sizes = Sizes(batch + 1, width, (batch * columns + 1,))
+    executor = Executor(
+        model,
+        ChainDrafter(head),
+        held_tensors(model, head),
+        groups,
+        sizes,
+        tuple(case.shape for case in cases),
+        device="cuda",
+        graph="cuda",
+        run_ahead=2,
+        guard=False,
+    )
+    state = executor.state
+    for field in groups[0].fields:
+        executor.arena[f"cache.{groups[0].name}.{field.name}"].normal_()
+    pages = torch.arange(1, batch * columns + 1, dtype=torch.int32, device="cuda")
+    order = torch.randperm(batch * columns, device="cuda")
+    state.page_tables[0, 1:, :columns] = pages[order].view(batch, columns)
+    state.tokens[1:].random_(0, spec.vocab_size)
+    return executor
+
+
+def _rewind(executor: Executor, case: Case) -> None:
+    """Every row at the case's context again, greedy, without a limit in reach."""
+    torch.cuda.synchronize()
+    state = executor.state
+    state.known_lens[1:] = case.context
+    state.computed_lens[1:] = case.context - 1
+    state.limit_lens[1:] = case.context + HEADROOM
+    torch.cuda.synchronize()
+
+
+def _line(spec: ModelSpec, case: Case, executor: Executor, log: object, name: str) -> str:
+    shape = case.shape
+    begin = time.perf_counter()
+    executor.capture([shape], lambda _: None)
+    torch.cuda.synchronize()
+    captured = time.perf_counter() - begin
+    _rewind(executor, case)
+    loop = _time_loop(executor, case, 30)
+    _rewind(executor, case)
+    _time_loop(executor, case, 3)
+    alone = _time_replays(executor, shape, 30)
+    kernels, inside = _profile(executor, shape, log, f"{name} batch {case.batch}")
+    floor = _floor_bytes(spec, case) / BANDWIDTH * 1e6
+    config = Path(name).stem
+    return (
+        f"{config:16s} {case.batch:5d} {case.context:7d} {shape.width:5d} {alone:9.0f} {loop:9.0f} "
+        f"{kernels:7.0f} {inside / alone:5.2f} {floor:8.0f} {captured:9.1f}"
+    )
+
+
+def _header() -> str:
+    return (
+        f"{'config':16s} {'batch':>5s} {'context':>7s} {'width':>5s} {'round us':>9s} "
+        f"{'loop us':>9s} {'kernels':>7s} {'busy':>5s} {'floor us':>8s} {'capture s':>9s}"
+    )
+
+
+def _time_loop(executor: Executor, case: Case, rounds: int) -> float:
+    """Microseconds a round, launched two ahead and read."""
+    rows = tuple(range(1, case.batch + 1))
+    nothing = (None,) * case.batch
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for index in range(rounds):
+        executor.launch(StepPlan(index, case.shape, rows, nothing, nothing, ()))
+        if executor.in_flight > 2:
+            executor.collect()
+    while executor.in_flight:
+        executor.collect()
+    return (time.perf_counter() - begin) / rounds * 1e6
+
+
+def _time_replays(executor: Executor, shape: StepShape, rounds: int) -> float:
+    """Microseconds a replay: the median of `rounds`."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
+    events[0].record()
+    for event in events[1:]:
+        executor.replay(shape)
+        event.record()
+    torch.cuda.synchronize()
+    times = sorted(a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False))
+    return times[rounds // 2] * 1e3
+
+
+def _profile(
+    executor: Executor, shape: StepShape, log: object, title: str
+) -> tuple[float, float]:
+    """(kernels, microseconds in kernels) of one replay; the kernels by name go to `log`."""
+    rounds = 3
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        for _ in range(rounds):
+            executor.replay(shape)
+        torch.cuda.synchronize()
+    kernels = [e for e in seen.events() if e.device_type == DeviceType.CUDA]
+    totals: dict[str, tuple[int, float]] = {}
+    for kernel in kernels:
+        count, spent = totals.get(kernel.name, (0, 0.0))
+        totals[kernel.name] = count + 1, spent + kernel.device_time_total
+    print(title, file=log)  # pyright: ignore[reportArgumentType]
+    for kernel_name, (count, spent) in sorted(totals.items(), key=lambda item: -item[1][1]):
+        line = f"{spent / rounds:10.1f} us {count / rounds:7.1f} x {spent / count:8.2f}  {kernel_name[:110]}"
+        print(line, file=log)  # pyright: ignore[reportArgumentType]
+    return len(kernels) / rounds, sum(k.device_time_total for k in kernels) / rounds
+
+
+def _floor_bytes(spec: ModelSpec, case: Case) -> float:
+    """Bytes of weights and caches that one round reads at the least, in bfloat16."""
+    width = case.shape.width
+    layers = sum(_layer_bytes(spec, case, sparse, width) for sparse in spec.sparse_layers)
+    draft = _layer_bytes(spec, case, True, width) + 4 * spec.hidden_size**2
+    draft += (case.depth - 1) * (_layer_bytes(spec, case, True, 1) + 4 * spec.hidden_size**2)
+    heads = (1 + case.depth) * 2 * spec.vocab_size * spec.hidden_size
+    return layers + draft + heads
+
+
+def _layer_bytes(spec: ModelSpec, case: Case, sparse: bool, width: int) -> float:
+    own, index, hidden = spec.attention, spec.indexer, spec.hidden_size
+    weights = hidden * (own.q_lora_rank + own.latent_width + own.heads * own.value_dim)
+    weights += own.heads * own.query_dim * own.q_lora_rank
+    weights += own.heads * own.kv_lora_rank * (own.nope_dim + own.value_dim)
+    weights += index.heads * index.dim * own.q_lora_rank + hidden * (index.dim + 2 * index.heads)
+    tokens = case.batch * width
+    if sparse and spec.moe is not None:
+        moe = spec.moe
+        touched = moe.experts * (1 - (1 - moe.top_k / moe.experts) ** tokens)
+        weights += 3 * hidden * moe.width * (touched + moe.shared) + 2 * hidden * moe.experts
+    else:
+        weights += 3 * hidden * spec.dense_width
+    keys = case.batch * case.context * index.dim
+    picked = tokens * min(case.context, index.topk) * own.latent_width
+    return 2.0 * (weights + keys + picked)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
