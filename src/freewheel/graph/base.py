@@ -23,7 +23,8 @@ T = TypeVar("T")
 class Graph(Protocol[T]):
     """A function on device tensors, made replayable.
 
-    - `capture` has no effect on tensors that exist already: whoever wants a warm-up replays.
+    - `capture` has no effect on tensors that exist already, unless the graph was told that the
+      function is `harmless`: then it may run for good.
     - `capture` returns the function's output; what it holds is undefined until the first replay.
     - `replay` returns that same object, its tensors refreshed in place: their addresses are stable,
       and a reader of one round's output must copy it before the next replay.
@@ -40,11 +41,13 @@ class Graph(Protocol[T]):
 class EagerGraph(Generic[T]):
     """Calls the function at each replay: no frozen numbers, no static registry, easy to debug.
 
-    With `guard`, each call runs under `no_host_sync`.
+    With `guard`, each call runs under `no_host_sync`. `harmless`: running the function once has no
+    effect that matters, so that capture need not undo it; undoing copies every storage that it
+    writes.
     """
 
-    def __init__(self, *, guard: bool = False) -> None:
-        self._guard = guard
+    def __init__(self, *, guard: bool = False, harmless: bool = False) -> None:
+        self._guard, self._harmless = guard, harmless
         self._captured: tuple[Callable[[], T], T] | None = None
         self._older: set[str] = set()  # outputs that existed before capture: static ones
 
@@ -57,7 +60,7 @@ class EagerGraph(Generic[T]):
         """
         if self._captured is not None:
             raise CaptureError("this graph is captured already; make another one")
-        with torch.no_grad(), Rewind() as rewind, self._watch():
+        with torch.no_grad(), Rewind(harmless=self._harmless) as rewind, self._watch():
             output = fn()
         self._older = {path for path, t in leaves(output, "output") if t not in rewind.made}
         self._captured = (fn, output)

@@ -11,12 +11,10 @@ from types import TracebackType
 
 import torch
 
-TAPE_FILE = "<freewheel tape>"
 _OURS_AND_TORCHS = (
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     os.path.abspath(contextlib.__file__),
-    TAPE_FILE,
     "<frozen ",
     "<__array_function__",
 )

@@ -263,8 +263,6 @@ class _DispatchGuard(DispatchMode):
             asynchronous = bool(args[2] if len(args) > 2 else kwargs.get("non_blocking"))
             host_side = source if source.device.type == "cpu" else target
             waits = not (asynchronous and host_side.is_pinned())
-            if source.dim() == 0 and source.device.type == "cpu":
-                return
             self._moved(op_name(func), source.device, target.device, waits)
         elif func is aten._to_copy.default and kwargs.get("device") is not None:
             self._moved(op_name(func), args[0].device, torch.device(kwargs["device"]), True)

@@ -34,16 +34,17 @@ class TapeGraph(Generic[T]):
     `static` is a tree of all tensors that the function may read or write besides those that it
     makes. With `poison`, whatever else the capture left in memory turns into NaN or 2**30, its
     outputs too until the first replay, and so does each `torch.empty`: whoever reads a stale
-    temporary or uninitialised memory is caught.
+    temporary or uninitialised memory is caught. `harmless`: running the function once has no effect
+    that matters, so that capture need not undo it; undoing copies every storage that it writes.
 
     As in a CUDA graph, capture leaves static tensors and the random state untouched, replays draw
     fresh random numbers, and a replay overwrites the last one's outputs. Unlike in one, a temporary
     that leaked out of the function never holds a replay's value; return it instead.
     """
 
-    def __init__(self, static: object, *, poison: bool = False) -> None:
+    def __init__(self, static: object, *, poison: bool = False, harmless: bool = False) -> None:
         self._static = [tensor for _, tensor in leaves(static, "static")]
-        self._poison = poison
+        self._poison, self._harmless = poison, harmless
         self._counts: Counter[str] = Counter()
         self._program: Program | None = None
         self._output: T | None = None
@@ -60,9 +61,9 @@ class TapeGraph(Generic[T]):
         if self._program is not None:
             raise CaptureError("this graph is captured already; make another one")
         audit = CaptureAudit(self._static)
-        recorder = Recorder(audit, self._poison)
+        recorder, rewind = Recorder(audit, self._poison), Rewind(harmless=self._harmless)
         self._default_dtype = torch.get_default_dtype()
-        with torch.no_grad(), Rewind(), no_host_sync(), recorder, audit:
+        with torch.no_grad(), rewind, no_host_sync(), recorder, audit:
             output = fn()
         program = Program([*recorder.calls, *recorder.output_calls(output)])
         if self._poison:
@@ -92,7 +93,7 @@ class TapeGraph(Generic[T]):
 
     @property
     def listing(self) -> str:
-        """The replayed calls as Python source: `t*` are temporaries, `c*` frozen operands."""
+        """The replayed calls, one a line: `t*` are temporaries, everything else is frozen."""
         return "" if self._program is None else self._program.listing
 
     def __len__(self) -> int:
