@@ -20,6 +20,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -221,28 +222,26 @@ def _time_replays(executor: Executor, shape: StepShape, rounds: int) -> float:
         executor.replay(shape)
         event.record()
     torch.cuda.synchronize()
-    times = sorted(a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False))
+    times = sorted(a.elapsed_time(b) for a, b in pairwise(events))
     return times[rounds // 2] * 1e3
 
 
-def _profile(
-    executor: Executor, shape: StepShape, log: object, title: str
-) -> tuple[float, float]:
+def _profile(executor: Executor, shape: StepShape, log: object, title: str) -> tuple[float, float]:
     """(kernels, microseconds in kernels) of one replay; the kernels by name go to `log`."""
     rounds = 3
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(rounds):
             executor.replay(shape)
         torch.cuda.synchronize()
-    kernels = [e for e in seen.events() if e.device_type == DeviceType.CUDA]
+    kernels = [e for e in seen.events() or () if e.device_type == DeviceType.CUDA]
     totals: dict[str, tuple[int, float]] = {}
     for kernel in kernels:
         count, spent = totals.get(kernel.name, (0, 0.0))
         totals[kernel.name] = count + 1, spent + kernel.device_time_total
     print(title, file=log)  # pyright: ignore[reportArgumentType]
     for kernel_name, (count, spent) in sorted(totals.items(), key=lambda item: -item[1][1]):
-        line = f"{spent / rounds:10.1f} us {count / rounds:7.1f} x {spent / count:8.2f}  {kernel_name[:110]}"
-        print(line, file=log)  # pyright: ignore[reportArgumentType]
+        times = f"{spent / rounds:10.1f} us {count / rounds:7.1f} x {spent / count:8.2f}"
+        print(times, kernel_name[:110], file=log)  # pyright: ignore[reportArgumentType]
     return len(kernels) / rounds, sum(k.device_time_total for k in kernels) / rounds
 
 

@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {
 
 def params(seed: int) -> list[SamplingParams]:
     """One greedy, one sampled, one filtered, one with a minimum."""
-    own = {"max_tokens": 20, "seed": seed}
+    own: dict[str, Any] = {"max_tokens": 20, "seed": seed}
     return [
         SamplingParams(temperature=0, **own),
         SamplingParams(temperature=1.0, **own),

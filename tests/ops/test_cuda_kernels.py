@@ -171,6 +171,14 @@ def test_routes_agree_with_ties(groups: int, kept: int, experts: int) -> None:
     check("route", (logits, bias, groups, kept, 4, True, 2.5), torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 7, 70])
+def test_wide_projections_agree(tokens: int, dtype: torch.dtype) -> None:
+    x, weight = draw(1, 1, tokens, 1500).to(dtype), draw(2, 37, 1500) / 40
+    found = IMPLEMENTATIONS["wide_linear", "cuda"](*on_device((x, weight)))
+    assert_near(found, SPECIFICATIONS["wide_linear"](x, weight.double()), torch.float32)
+
+
 def sampling_state(rows: int, seed: int) -> tuple[Tensor, ...]:
     rng = random.Random(seed)
     warm = [rng.choice([0.0, 0.7, 1.0, 1.6]) for _ in range(rows)]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +33,7 @@ from freewheel.state import Arena, CachePool, InboxLayout, SequenceState
 
 
 @dataclass(frozen=True)
-class _Lane:
+class Lane:
     """One shape's letters and graph."""
 
     outbox: Tensor  # int32 [B, words]
@@ -40,10 +41,26 @@ class _Lane:
     graph: Graph[None]
 
 
+def launch_round(
+    plan: StepPlan,
+    lane: Lane,
+    mailbox: Mailbox,
+    streams: Streams,
+    watch: AbstractContextManager[object],
+) -> None:
+    """Queue one round as `streams` says: a letter up, one graph under `watch`, a letter home."""
+    with torch.inference_mode(), streams.rounds():
+        lane.uplink.post(plan)
+        mailbox.make_way(plan.shape)
+        with watch:
+            lane.graph.replay()
+        mailbox.post(plan, lane.outbox)
+
+
 class Executor:
     """Runs plans. `launch` returns nothing: what a round did comes home through `collect`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         target: Model,
         drafter: Drafter,
@@ -73,7 +90,7 @@ class Executor:
         self._streams = _open_streams(device)
         self._pool = GraphPool() if graph == "cuda" else None
         self._mailbox = Mailbox(run_ahead, self._streams, self.counters)
-        self._lanes: dict[StepShape, _Lane] = {}
+        self._lanes: dict[StepShape, Lane] = {}
         self._ready = False
 
     @property
@@ -94,12 +111,9 @@ class Executor:
 
     def launch(self, plan: StepPlan) -> None:
         """One round: a letter up, one graph, a letter home."""
-        lane = self._lane(plan.shape)
-        with torch.inference_mode(), self._streams.rounds():
-            lane.uplink.post(plan)
-            self._mailbox.make_way(plan.shape)
-            self._replay(lane.graph)
-            self._mailbox.post(plan, lane.outbox)
+        self.counters.late_captures += self._ready and plan.shape not in self._lanes
+        launch_round(plan, self._lane(plan.shape), self._mailbox, self._streams, self._watch())
+        self.counters.graph_launches += 1
         self.counters.rounds += 1
 
     def collect(self) -> StepResult:
@@ -118,17 +132,11 @@ class Executor:
             return None
         return len(lane.graph)
 
-    def _replay(self, graph: Graph[None]) -> None:
-        self.counters.graph_launches += 1
-        if not self._guard:
-            graph.replay()
-            return
-        with no_host_sync(raise_=False, log=self.sync_log):
-            graph.replay()
+    def _watch(self) -> AbstractContextManager[object]:
+        return no_host_sync(raise_=False, log=self.sync_log) if self._guard else nullcontext()
 
-    def _lane(self, shape: StepShape) -> _Lane:
+    def _lane(self, shape: StepShape) -> Lane:
         if shape not in self._lanes:
-            self.counters.late_captures += self._ready
             self._lanes[shape] = self._open_lane(shape)
         return self._lanes[shape]
 
@@ -140,7 +148,7 @@ class Executor:
         outbox = self.arena.new(f"{name}.outbox", outbox_shape(shape), torch.int32)
         return inbox, outbox
 
-    def _open_lane(self, shape: StepShape) -> _Lane:
+    def _open_lane(self, shape: StepShape) -> Lane:
         """Capture the graph of a shape on scratch rows: its inbox still holds an empty letter."""
         inbox, outbox = self._letters[shape]
         layout = InboxLayout.of(shape, self.cache.groups)
@@ -149,14 +157,14 @@ class Executor:
             graph.capture(lambda: self._round.advance(shape, inbox, outbox))
         self._mailbox.open(shape)
         uplink = Uplink(layout, inbox, self._run_ahead, self._streams, self.counters)
-        return _Lane(outbox, uplink, graph)
+        return Lane(outbox, uplink, graph)
 
     def _new_graph(self) -> Graph[None]:
         if self._pool is not None:
             return CudaGraph(tuple(self.arena.tensors()), pool=self._pool, harmless=True)
         if self._graph == "tape":
-            return TapeGraph(tuple(self.arena.tensors()))
-        return EagerGraph()
+            return TapeGraph(tuple(self.arena.tensors()), harmless=True)
+        return EagerGraph(harmless=True)
 
 
 def _open_streams(device: str) -> Streams:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only way from the device to the host, and the only file where a device value becomes an int."""
+"""The only way from the device to the host, and where a device value becomes an int."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from freewheel.ops.cuda import (
     dense,
     experts,
     indexing,
+    linear,
     rounds,
     selection,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "dense",
     "experts",
     "indexing",
+    "linear",
     "rounds",
     "selection",
 ]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse MLA, split over keys: one program attends to a few lanes, another joins the parts.
 
-A part is always `PART` lanes, and parts are joined in ascending order, so the sum's order depends on
-the number of lanes alone: not on the batch, the width or the pieces that a wide rectangle is cut
-into. A part without a live lane reads nothing.
+A part is always `PART` lanes, and parts are joined in ascending order, so the order of a sum
+depends on the number of lanes alone: not on the batch, the width or the pieces that a wide
+rectangle is cut into. A part without a live lane reads nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from freewheel.ops.registry import SPECIFICATIONS, implement
 
 PART = 64
 """Lanes of one part."""
+
+STEP, WARPS, STAGES = 64, 8, 1
 
 HEADS = 16
 """Heads of one program: the height of a matrix tile."""
@@ -78,30 +80,27 @@ def _attend_part(
 
 @triton.jit
 def _join_parts(
-    part_in, high_in, total_in, out, parts, H, VALUE: tl.constexpr, BLOCK_V: tl.constexpr
-):
+    part_in, high_in, total_in, out, parts, H,
+    VALUE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     n, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    v = tl.arange(0, BLOCK_V)
-    inside = v < VALUE
-    high = tl.full((), float("-inf"), tl.float32)
-    total = tl.zeros((), tl.float32)
-    mixed = tl.zeros((BLOCK_V,), tl.float32)
+    v = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    first = n * parts * H + h
+    every = tl.arange(0, PARTS)
+    highs = tl.load(high_in + first + every * H, mask=every < parts, other=float("-inf"))
+    totals = tl.load(total_in + first + every * H, mask=every < parts, other=0)
+    highest = tl.max(highs, 0)
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    total = tl.sum(totals * tl.exp(highs - shift), 0)
+    mixed = tl.zeros((BLOCK,), tl.float32)
     for part in range(parts):
-        cell = (n * parts + part) * H + h
-        own = tl.load(high_in + cell)
-        share = tl.load(total_in + cell)
-        live = share > 0
-        width = tl.where(live, VALUE, 0)  # a part without a live lane was never written
+        cell = first + part * H
+        width = tl.where(tl.load(total_in + cell) > 0, VALUE, 0)  # else it was never written
         value = tl.load(part_in + cell * VALUE + v, mask=v < width, other=0)
-        highest = tl.maximum(high, own)
-        shift = tl.where(highest == float("-inf"), 0.0, highest)
-        before, now = tl.exp(high - shift), tl.exp(own - shift)
-        total = total * before + tl.where(live, share * now, 0.0)
-        mixed = mixed * before + value * now
-        high = highest
+        mixed += value * tl.exp(tl.load(high_in + cell) - shift)
     result = tl.where(total > 0, mixed / tl.where(total > 0, total, 1.0), 0.0)
     result = tl.where(total != total, float("nan"), result)
-    tl.store(out + (n * H + h) * VALUE + v, result.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + (n * H + h) * VALUE + v, result.to(out.dtype.element_ty), mask=v < VALUE)
 
 
 @implement("sparse_mla", "cuda")
@@ -135,9 +134,11 @@ def _attend(
         query, latent, slots, mixed, high, total, scale, slots.shape[1], heads,
         VALUE=value, ROPE=dim - value, BLOCK_V=block,
         BLOCK_R=max(16, triton.next_power_of_2(dim - value)),
-        PART=PART, STEP=PART if query.dtype == torch.bfloat16 else 16, HEADS=HEADS,
-        num_warps=8 if block >= 256 else 4, num_stages=1,
+        PART=PART, STEP=STEP if query.dtype == torch.bfloat16 else 16, HEADS=HEADS,
+        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
-    _join_parts[(count, heads)](
-        mixed, high, total, out, parts, heads, VALUE=value, BLOCK_V=block, num_warps=4
-    )
+    piece = min(128, block)
+    _join_parts[(count, heads, triton.cdiv(value, piece))](
+        mixed, high, total, out, parts, heads,
+        VALUE=value, PARTS=triton.next_power_of_2(parts), BLOCK=piece, num_warps=1,
+    )  # fmt: skip

@@ -55,7 +55,7 @@ def _scores(line, lane, live, stop_ids, row, early, warm, STOPS: tl.constexpr):
 
 
 @triton.jit
-def _from_up(line, key, high, V, stop_ids, row, early, warm, floor,
+def _from_up(line, key, floor, high, V, stop_ids, row, early, warm,
              STOPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """(count, mass) of the tokens whose key is at least `key`, and at least `floor`."""
     count = 0
@@ -69,6 +69,71 @@ def _from_up(line, key, high, V, stop_ids, row, early, warm, floor,
         count += tl.sum(kept.to(tl.int32), 0)
         mass += tl.sum(tl.where(kept, tl.exp(score - high), 0.0), 0)
     return count, mass
+
+
+@triton.jit
+def _by_count(line, top_k, high, V, stop_ids, row, early, warm,
+              STOPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """(key, ties): the `top_k` best are the keys above `key`, and the first `ties` equal to it."""
+    zero = tl.full((), 0, tl.uint32)
+    best = zero
+    for bit in range(32):
+        tried = best | (tl.full((), 0x80000000, tl.uint32) >> bit)
+        count, _ = _from_up(line, tried, zero, high, V, stop_ids, row, early, warm, STOPS, BLOCK)
+        best = tl.where(count >= top_k, tried, best)
+    above, _ = _from_up(line, best + 1, zero, high, V, stop_ids, row, early, warm, STOPS, BLOCK)
+    return best, top_k - above
+
+
+@triton.jit
+def _equals(line, key, floor, high, V, stop_ids, row, early, warm,
+            STOPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """(mass above `key`, how many equal it, at least 1, the mass of each of these)."""
+    above_count, above = _from_up(
+        line, key + 1, floor, high, V, stop_ids, row, early, warm, STOPS, BLOCK
+    )
+    count, mass = _from_up(line, key, floor, high, V, stop_ids, row, early, warm, STOPS, BLOCK)
+    equals = tl.maximum(count - above_count, 1)
+    return above, equals, (mass - above) / equals
+
+
+@triton.jit
+def _by_mass(line, best, ties, top_p, high, V, stop_ids, row, early, warm,
+             STOPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Of what (best, ties) keeps, the fewest whose share reaches `top_p`, as another such pair."""
+    above, equals, each = _equals(
+        line, best, best, high, V, stop_ids, row, early, warm, STOPS, BLOCK
+    )
+    wanted = top_p * (above + each * tl.minimum(ties, equals))
+    found = tl.full((), 0, tl.uint32)
+    for bit in range(32):
+        tried = found | (tl.full((), 0x80000000, tl.uint32) >> bit)
+        _, mass = _from_up(line, tried, best, high, V, stop_ids, row, early, warm, STOPS, BLOCK)
+        found = tl.where(mass >= wanted, tried, found)
+    found = tl.maximum(found, best)
+    above, equals, each = _equals(
+        line, found, best, high, V, stop_ids, row, early, warm, STOPS, BLOCK
+    )
+    some = tl.maximum(tl.ceil((wanted - above) / each), 1.0)
+    some = tl.minimum(some, 1073741824.0).to(tl.int32)
+    return found, tl.where(found == best, tl.minimum(ties, some), some)
+
+
+@triton.jit
+def _last_equal(line, key, ties, V, stop_ids, row, early, warm,
+                STOPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The id of the last of the first `ties` tokens whose key is `key`, or -1."""
+    last = -1
+    before = 0
+    for at in range(0, V, BLOCK):
+        lane = at + tl.arange(0, BLOCK)
+        live = lane < V
+        score = _scores(line, lane, live, stop_ids, row, early, warm, STOPS)
+        equal = live & (ordered_key(score) == key)
+        rank = before + tl.cumsum(equal.to(tl.int32), 0)
+        last = tl.maximum(last, tl.max(tl.where(equal & (rank <= ties), lane, -1), 0))
+        before += tl.sum(equal.to(tl.int32), 0)
+    return last
 
 
 @triton.jit
@@ -92,63 +157,18 @@ def _filter(
             lane = at + tl.arange(0, BLOCK)
             score = _scores(line, lane, lane < V, stop_ids, row, early, warm, STOPS)
             high = tl.maximum(high, tl.max(score, 0))
-        zero = tl.full((), 0, tl.uint32)
-        best, ties = zero, V  # keep keys above `best`, and of its equals the first `ties`
+        best, ties = tl.full((), 0, tl.uint32), V
         if limited:
-            for bit in range(32):
-                tried = best | (tl.full((), 0x80000000, tl.uint32) >> bit)
-                count, mass = _from_up(
-                    line, tried, high, V, stop_ids, row, early, warm, zero, STOPS, BLOCK
-                )
-                best = tl.where(count >= top_k, tried, best)
-            count, mass = _from_up(
-                line, best + 1, high, V, stop_ids, row, early, warm, zero, STOPS, BLOCK
-            )
-            ties = top_k - count
+            best, ties = _by_count(line, top_k, high, V, stop_ids, row, early, warm, STOPS, BLOCK)
         if top_p < 1:
-            # The mass of what top_k kept: everything above, and `ties` of the equals.
-            above_count, above = _from_up(
-                line, best + 1, high, V, stop_ids, row, early, warm, zero, STOPS, BLOCK
+            best, ties = _by_mass(
+                line, best, ties, top_p, high, V, stop_ids, row, early, warm, STOPS, BLOCK
             )
-            all_count, all_mass = _from_up(
-                line, best, high, V, stop_ids, row, early, warm, zero, STOPS, BLOCK
-            )
-            equals = tl.maximum(all_count - above_count, 1)
-            each = (all_mass - above) / equals
-            wanted = top_p * (above + each * tl.minimum(ties, equals))
-            floor, found = best, zero
-            for bit in range(32):
-                tried = found | (tl.full((), 0x80000000, tl.uint32) >> bit)
-                count, mass = _from_up(
-                    line, tried, high, V, stop_ids, row, early, warm, floor, STOPS, BLOCK
-                )
-                found = tl.where(mass >= wanted, tried, found)
-            found = tl.maximum(found, floor)
-            above_count, above = _from_up(
-                line, found + 1, high, V, stop_ids, row, early, warm, floor, STOPS, BLOCK
-            )
-            all_count, all_mass = _from_up(
-                line, found, high, V, stop_ids, row, early, warm, floor, STOPS, BLOCK
-            )
-            each = (all_mass - above) / tl.maximum(all_count - above_count, 1)
-            some = tl.maximum(tl.ceil((wanted - above) / each), 1.0)
-            some = tl.minimum(some, 1073741824.0).to(tl.int32)
-            ties = tl.where(found == best, tl.minimum(ties, some), some)
-            best = found
         if min_p > 0:
             floor = ordered_key(high + tl.log(min_p))
             ties = tl.where(floor > best, V, ties)
             best = tl.maximum(best, floor)
-        last = -1  # the id of the last equal that is kept
-        before = 0
-        for at in range(0, V, BLOCK):
-            lane = at + tl.arange(0, BLOCK)
-            live = lane < V
-            score = _scores(line, lane, live, stop_ids, row, early, warm, STOPS)
-            equal = live & (ordered_key(score) == best)
-            rank = before + tl.cumsum(equal.to(tl.int32), 0)
-            last = tl.maximum(last, tl.max(tl.where(equal & (rank <= ties), lane, -1), 0))
-            before += tl.sum(equal.to(tl.int32), 0)
+        last = _last_equal(line, best, ties, V, stop_ids, row, early, warm, STOPS, BLOCK)
         tl.store(key_out + query, best.to(tl.int32, bitcast=True))
         tl.store(id_out + query, last)
 

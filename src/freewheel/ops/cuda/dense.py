@@ -109,12 +109,12 @@ def rope(x: Tensor, positions: Tensor, rope_table: Tensor, start: int, interleav
 
 
 @triton.jit
-def _silu_mul(gate_up, out, total, I, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, out, total, INNER, BLOCK: tl.constexpr):
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = lane < total
-    source = gate_up + (lane // I) * 2 * I + lane % I
+    source = gate_up + (lane // INNER) * 2 * INNER + lane % INNER
     gate = tl.load(source, mask=live, other=0).to(tl.float32)
-    up = tl.load(source + I, mask=live, other=0).to(tl.float32)
+    up = tl.load(source + INNER, mask=live, other=0).to(tl.float32)
     value = gate / (1 + tl.exp(-gate)) * up
     tl.store(out + lane, value.to(out.dtype.element_ty), mask=live)
 

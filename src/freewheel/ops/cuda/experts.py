@@ -8,6 +8,8 @@ order of its choices. Tiles of experts that nobody chose end at once.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +19,22 @@ from freewheel.ops.registry import SPECIFICATIONS, implement
 
 PAIRS = 16
 """Pairs of one tile."""
+
+
+class Tile(NamedTuple):
+    """Of a projection: outputs of one program, inputs at a time, warps, and loads ahead."""
+
+    outputs: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+TILES = {
+    torch.bfloat16: (Tile(32, 128, 4, 3), Tile(64, 128, 4, 2)),
+    torch.float32: (Tile(32, 32, 4, 3), Tile(64, 32, 4, 2)),
+}
+"""Tiles of the gate and up projections, and of the down projection."""
 
 
 @triton.jit
@@ -110,7 +128,7 @@ def _sort_pairs(ids, order, starts, counts, pairs, BLOCK: tl.constexpr):
 
 @triton.jit
 def _gate_up(
-    x, weight, order, starts, counts, inner, TOP_K, H, I,
+    x, weight, order, starts, counts, inner, TOP_K, H, INNER,
     PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     expert, tile = tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -123,24 +141,26 @@ def _gate_up(
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         k = tl.arange(0, BLOCK_K)
         source = x + token[:, None] * H + k[None, :]
-        gates = weight + expert * 2 * I * H + n[None, :] * H + k[:, None]
-        ups = gates + I * H
+        gates = weight + expert * 2 * INNER * H + n[None, :] * H + k[:, None]
+        ups = gates + INNER * H
         gate = tl.zeros((PAIRS, BLOCK_N), tl.float32)
         up = tl.zeros((PAIRS, BLOCK_N), tl.float32)
         for at in range(0, H, BLOCK_K):
             inside = at + k < H
-            there = inside[:, None] & (n < I)[None, :]
+            there = inside[:, None] & (n < INNER)[None, :]
             part = tl.load(source + at, mask=live[:, None] & inside[None, :], other=0)
             gate = tl.dot(part, tl.load(gates + at, mask=there, other=0), gate, "ieee")
             up = tl.dot(part, tl.load(ups + at, mask=there, other=0), up, "ieee")
         value = gate / (1 + tl.exp(-gate)) * up
-        target = inner + place[:, None] * I + n[None, :]
-        tl.store(target, value.to(inner.dtype.element_ty), mask=live[:, None] & (n < I)[None, :])
+        target = inner + place[:, None] * INNER + n[None, :]
+        tl.store(
+            target, value.to(inner.dtype.element_ty), mask=live[:, None] & (n < INNER)[None, :]
+        )
 
 
 @triton.jit
 def _down(
-    inner, weight, order, starts, counts, shares, out, H, I,
+    inner, weight, order, starts, counts, shares, out, H, INNER,
     PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     expert, tile = tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -152,11 +172,11 @@ def _down(
         pair = tl.load(order + place, mask=live, other=0).to(tl.int64)
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         k = tl.arange(0, BLOCK_K)
-        source = inner + place[:, None] * I + k[None, :]
-        downs = weight + expert * H * I + n[None, :] * I + k[:, None]
+        source = inner + place[:, None] * INNER + k[None, :]
+        downs = weight + expert * H * INNER + n[None, :] * INNER + k[:, None]
         total = tl.zeros((PAIRS, BLOCK_N), tl.float32)
-        for at in range(0, I, BLOCK_K):
-            inside = at + k < I
+        for at in range(0, INNER, BLOCK_K):
+            inside = at + k < INNER
             there = inside[:, None] & (n < H)[None, :]
             part = tl.load(source + at, mask=live[:, None] & inside[None, :], other=0)
             total = tl.dot(part, tl.load(downs + at, mask=there, other=0), total, "ieee")
@@ -193,14 +213,16 @@ def grouped_experts(
     block = min(1024, triton.next_power_of_2(pairs))
     _sort_pairs[(experts,)](ids, order, starts, counts, pairs, BLOCK=block, num_warps=1)
     tiles = triton.cdiv(tokens, PAIRS)  # of an expert, at most: a token chooses it once
-    narrow, deep = (32, 128) if x.dtype == torch.bfloat16 else (32, 32)
-    _gate_up[(triton.cdiv(width, narrow), experts, tiles)](
+    up, low = TILES[x.dtype]
+    _gate_up[(triton.cdiv(width, up.outputs), experts, tiles)](
         x, gate_up, order, starts, counts, inner, top_k, hidden, width,
-        PAIRS=PAIRS, BLOCK_N=narrow, BLOCK_K=deep, num_warps=4, num_stages=3,
+        PAIRS=PAIRS, BLOCK_N=up.outputs, BLOCK_K=up.inputs,
+        num_warps=up.warps, num_stages=up.stages,
     )  # fmt: skip
-    _down[(triton.cdiv(hidden, 2 * narrow), experts, tiles)](
+    _down[(triton.cdiv(hidden, low.outputs), experts, tiles)](
         inner, down, order, starts, counts, weights, parts, hidden, width,
-        PAIRS=PAIRS, BLOCK_N=2 * narrow, BLOCK_K=deep, num_warps=4, num_stages=2,
+        PAIRS=PAIRS, BLOCK_N=low.outputs, BLOCK_K=low.inputs,
+        num_warps=low.warps, num_stages=low.stages,
     )  # fmt: skip
     _sum_choices[(tokens, triton.cdiv(hidden, 1024))](parts, out, hidden, TOP_K=top_k, BLOCK=1024)
     return out

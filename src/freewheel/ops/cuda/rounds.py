@@ -15,73 +15,66 @@ FIELDS = 11
 
 
 @triton.jit
+def _admit(
+    letter, row, known_lens, computed_lens, draft_lens, limit_lens, minimum_lens, page_tables,
+    temperature, top_p, min_p, top_k, seeds, stop_ids, R, P,
+    FIELDS: tl.constexpr, STOPS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Set every value of a row from the words at `letter`, and clear its page tables."""
+    tl.store(known_lens + row, tl.load(letter + 1))
+    tl.store(computed_lens + row, tl.load(letter + 2))
+    tl.store(limit_lens + row, tl.load(letter + 3))
+    tl.store(minimum_lens + row, tl.load(letter + 4))
+    tl.store(draft_lens + row, 0)
+    tl.store(temperature + row, tl.load(letter + 5).to(tl.float32, bitcast=True))
+    tl.store(top_k + row, tl.load(letter + 6))
+    tl.store(top_p + row, tl.load(letter + 7).to(tl.float32, bitcast=True))
+    tl.store(min_p + row, tl.load(letter + 8).to(tl.float32, bitcast=True))
+    low = tl.load(letter + 9).to(tl.uint32, bitcast=True).to(tl.int64)
+    tl.store(seeds + row, (tl.load(letter + 10).to(tl.int64) << 32) | low)
+    stop, lane = tl.arange(0, STOPS), tl.arange(0, BLOCK)
+    tl.store(stop_ids + row * STOPS + stop, tl.load(letter + FIELDS + stop))
+    for group in range(GROUPS):
+        own = page_tables + (group * R + row).to(tl.int64) * P
+        for at in range(0, P, BLOCK):
+            tl.store(own + at + lane, 0, mask=at + lane < P)
+
+
+@triton.jit
 def _apply_inbox(
-    inbox,
-    tokens,
-    known_lens,
-    computed_lens,
-    draft_lens,
-    limit_lens,
-    minimum_lens,
-    page_tables,
-    temperature,
-    top_p,
-    min_p,
-    top_k,
-    seeds,
-    stop_ids,
-    batch,
-    feed_width,
-    page_writes,
-    T,
-    R,
-    P,
-    FIELDS: tl.constexpr,
-    STOPS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BATCH: tl.constexpr,
+    inbox, tokens, known_lens, computed_lens, draft_lens, limit_lens, minimum_lens, page_tables,
+    temperature, top_p, min_p, top_k, seeds, stop_ids,
+    batch, feed_width, page_writes, T, R, P,
+    FIELDS: tl.constexpr, STOPS: tl.constexpr, GROUPS: tl.constexpr, BATCH: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Program b serves batch row b; the last one writes pages of rows that are not in the batch."""
     b = tl.program_id(0)
-    lane = tl.arange(0, BLOCK)
+    lane, member = tl.arange(0, BLOCK), tl.arange(0, BATCH)
     words = FIELDS + STOPS
-    spans = batch + batch * words
+    spans = inbox + batch + batch * words
     feeds = spans + 2 * batch
     writes = feeds + batch * feed_width
     row = tl.load(inbox + b, mask=b < batch, other=0)
     letter = inbox + batch + b * words
-    admit = tl.load(letter, mask=b < batch, other=0)
-    if admit != 0:
-        tl.store(known_lens + row, tl.load(letter + 1))
-        tl.store(computed_lens + row, tl.load(letter + 2))
-        tl.store(limit_lens + row, tl.load(letter + 3))
-        tl.store(minimum_lens + row, tl.load(letter + 4))
-        tl.store(temperature + row, tl.load(letter + 5).to(tl.float32, bitcast=True))
-        tl.store(top_k + row, tl.load(letter + 6))
-        tl.store(top_p + row, tl.load(letter + 7).to(tl.float32, bitcast=True))
-        tl.store(min_p + row, tl.load(letter + 8).to(tl.float32, bitcast=True))
-        low = tl.load(letter + 9).to(tl.uint32, bitcast=True).to(tl.int64)
-        tl.store(seeds + row, (tl.load(letter + 10).to(tl.int64) << 32) | low)
-        tl.store(draft_lens + row, 0)
-        stop = tl.arange(0, STOPS)
-        tl.store(stop_ids + row * STOPS + stop, tl.load(letter + FIELDS + stop))
-        for group in range(GROUPS):
-            own = page_tables + (group * R + row).to(tl.int64) * P
-            for at in range(0, P, BLOCK):
-                tl.store(own + at + lane, 0, mask=at + lane < P)
-    start = tl.load(inbox + spans + 2 * b, mask=b < batch, other=0)
-    count = tl.load(inbox + spans + 2 * b + 1, mask=b < batch, other=0)
+    if tl.load(letter, mask=b < batch, other=0) != 0:
+        _admit(
+            letter, row, known_lens, computed_lens, draft_lens, limit_lens, minimum_lens,
+            page_tables, temperature, top_p, min_p, top_k, seeds, stop_ids, R, P,
+            FIELDS, STOPS, GROUPS, BLOCK,
+        )  # fmt: skip
+    start = tl.load(spans + 2 * b, mask=b < batch, other=0)
+    count = tl.load(spans + 2 * b + 1, mask=b < batch, other=0)
     line = tokens + row.to(tl.int64) * T + start
     for at in range(0, count, BLOCK):
         live = at + lane < count
-        fed = tl.load(inbox + feeds + b * feed_width + at + lane, mask=live)
+        fed = tl.load(feeds + b * feed_width + at + lane, mask=live)
         tl.store(line + at + lane, fed, mask=live)
     tl.debug_barrier()  # the tables were cleared by other threads of this program
-    members = tl.load(inbox + tl.arange(0, BATCH), mask=tl.arange(0, BATCH) < batch, other=-1)
+    members = tl.load(inbox + member, mask=member < batch, other=-1)
     for at in range(0, page_writes, BLOCK):
         live = at + lane < page_writes
-        entry = inbox + writes + 4 * (at + lane)
+        entry = writes + 4 * (at + lane)
         owner = tl.load(entry, mask=live, other=0)
         strange = tl.sum((owner[:, None] == members[None, :]).to(tl.int32), 1) == 0
         mine = live & (owner != 0) & tl.where(b < batch, owner == row, strange)
@@ -166,9 +159,8 @@ def open_round(
     width: int,
     guesses: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    start, given, query_lens = torch.empty(
-        (3, rows.shape[0]), dtype=torch.int32, device=rows.device
-    )
+    shape = (3, rows.shape[0])
+    start, given, query_lens = torch.empty(shape, dtype=torch.int32, device=rows.device)
     _open_round[(1,)](
         known_lens, computed_lens, draft_lens, limit_lens, rows, start, given, query_lens,
         rows.shape[0], width, guesses, BATCH=triton.next_power_of_2(rows.shape[0]),
@@ -178,8 +170,8 @@ def open_round(
 
 @triton.jit
 def _open_step(
-    tokens, page_tables, rows, start_in, query_lens, seen_out, positions_out, kv_lens_out, slots_out,
-    width, shift, T, R, P, batch,
+    tokens, page_tables, rows, start_in, query_lens,
+    seen_out, positions_out, kv_lens_out, slots_out, width, shift, T, R, P, batch,
     SIZES: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
