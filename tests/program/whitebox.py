@@ -63,7 +63,7 @@ class PoisonedEngine:
         llm.executor.launch = self.launch  # type: ignore[method-assign]
         if llm.config.graph == "tape":
             tensors = tuple(llm.executor.arena.tensors())
-            llm.executor._new_graph = lambda: TapeGraph(tensors, poison=True)  # type: ignore
+            llm.executor._new_graph = lambda: TapeGraph(tensors, poison=True, harmless=True)  # type: ignore
 
     @property
     def caches(self) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -87,7 +87,7 @@ class LLM:
             self._close(requests)
         return [_join(parts) for parts in chunks]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Chunk]:
         """The answer, round by round; the last chunk carries the finish reason and metrics.
 
         Closing the iterator early aborts the request.
@@ -96,7 +96,7 @@ class LLM:
         self._session.add(request, self._text_of(request))
         return self._chunks(request)
 
-    def _chunks(self, request: Request) -> Iterator[Chunk]:
+    def _chunks(self, request: Request) -> Generator[Chunk]:
         try:
             while self._session.busy:
                 for _, chunk in self._session.step():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
+from freewheel import ops
 from freewheel.nn.source import WeightSource, wide_dtype
 
 
@@ -18,7 +19,9 @@ class Linear:
     weight: Tensor  # float [out, in]
 
     def __call__(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
-        return F.linear(x.to(self.weight.dtype), self.weight)
+        if x.dtype != self.weight.dtype:
+            return ops.wide_linear(x, self.weight)
+        return F.linear(x, self.weight)
 
 
 @dataclass(frozen=True)

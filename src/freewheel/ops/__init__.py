@@ -30,6 +30,7 @@ from freewheel.ops.dense import (
     route,
     silu_mul,
 )
+from freewheel.ops.linear import wide_linear
 from freewheel.ops.registry import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 
 __all__ = [
@@ -55,5 +56,6 @@ __all__ = [
     "store_index_key",
     "store_latent",
     "topk_slots",
+    "wide_linear",
     "write_draft",
 ]
