@@ -16,8 +16,6 @@ STREAMS = (*SOURCES, "short", "long")
 # Shares of the rows of a batch, by the streams above.
 SHORT_MIX = (0.24, 0.06, 0.13, 0.17, 0.40, 0.0)
 LONG_MIX = (0.20, 0.05, 0.10, 0.13, 0.20, 0.32)
-REFINE_SHORT_MIX = (0.20, 0.05, 0.10, 0.15, 0.50, 0.0)
-REFINE_LONG_MIX = (0.16, 0.04, 0.08, 0.12, 0.22, 0.38)
 
 
 @dataclass

@@ -179,10 +179,10 @@ def measure(folder: Path, data: Path, device: torch.device, most: int) -> dict[s
     figures["acceptance_depth_3"] = drafts
     recall: dict[str, dict[str, float]] = {}
     for length, samples in sets["recall"].items():
-        recall[length] = {
-            str(k or "all"): recall_accuracy(runner, tokenizer, samples[:most], k)
-            for k in (16, 32, 64, 0)
-        }
+        recall[length] = {"samples": len(samples[:most])}
+        for k in (16, 32, 64, 0):
+            share = recall_accuracy(runner, tokenizer, samples[:most], k)
+            recall[length][str(k or "all")] = share
         print("recall", length, json.dumps(recall[length]), flush=True)
     figures["recall_accuracy_by_topk"] = recall
     figures["samples"] = samples_of(runner, tokenizer, topk)

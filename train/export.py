@@ -61,8 +61,8 @@ def generation_config() -> dict[str, object]:
 def hf_tensors(model: DemoModel) -> dict[str, Tensor]:
     """Checkpoint tensors by DeepSeek's names: bf16, the routing bias float32."""
     out: dict[str, Tensor] = {}
-    for name, value in model.state_dict().items():
-        value = value.detach().cpu()
+    for name, tensor in model.state_dict().items():
+        value = tensor.detach().cpu()
         if name.endswith(_STACKED):
             prefix, kind = name.rsplit(".", 1)
             for e, expert in enumerate(value):

@@ -77,7 +77,8 @@ class Projected(NamedTuple):
 def rope_at(config: DemoConfig, positions: Tensor) -> Rope:
     dim = config.qk_rope_head_dim
     steps = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32)
-    angles = positions.float()[:, None] / (config.rope_theta ** (steps / dim))
+    # The order of operations is transformers': angles grow, and so would a rounding difference.
+    angles = positions.float()[:, None] * (1.0 / config.rope_theta ** (steps / dim))
     return Rope(angles.cos(), angles.sin())
 
 

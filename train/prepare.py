@@ -3,7 +3,8 @@
 
     python prepare.py --text DIR --out DIR [--seed 7] [--short 300000] [--long 5500]
 
-Writes `tokens.npz` (uint16 streams and document starts), `evaluation.json` and the tokenizer.
+Writes `tokens.npz` (uint16 streams and document starts), the tokenizer, `evaluation.json` and
+`prompts.json`, the evaluation prompts for the engine's own benchmark.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import json
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-import stories
 import synthetic
 from corpus import SOURCES, Book, read_books
 from synthetic import Prose, Sample
@@ -65,7 +66,7 @@ def stream(
 def prose_stream(tokenizer: Tokenizer, books: list[Book]) -> tuple[np.ndarray, np.ndarray]:
     """One source's books end to end, and the starts of their paragraphs."""
     newline = tokenizer.token_to_id("Ċ")
-    ids = [np.asarray(encode(tokenizer, b.train) + [1], dtype=np.uint16) for b in books]
+    ids = [np.asarray([*encode(tokenizer, b.train), 1], dtype=np.uint16) for b in books]
     tokens = np.concatenate(ids)
     breaks = (tokens[:-2] == newline) & (tokens[1:-1] == newline) & (tokens[2:] != newline)
     return tokens, np.flatnonzero(breaks).astype(np.int64) + 2
@@ -101,7 +102,7 @@ def task_prompts(
     return list(found.values())
 
 
-def evaluation(tokenizer: Tokenizer, books: list[Book], seed: int) -> dict[str, object]:
+def evaluation(tokenizer: Tokenizer, books: list[Book], seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
     prose = prose_of(books, held_out=True)
 
@@ -110,22 +111,29 @@ def evaluation(tokenizer: Tokenizer, books: list[Book], seed: int) -> dict[str, 
 
     prompts = [
         *prose_prompts(tokenizer, books, rng),
-        *task_prompts(tokenizer, lambda: synthetic.copy(rng, prose), 20, 300, 30),
+        *task_prompts(tokenizer, lambda: synthetic.copy(rng, prose, 1), 20, 300, 30),
         *task_prompts(tokenizer, lambda: synthetic.json_task(rng), 20, 300, 30),
         *task_prompts(
-            tokenizer, lambda: synthetic.recall(rng, prose, rng.randint(80, 280), 1), 100, 400, 3
+            tokenizer,
+            lambda: synthetic.recall(rng, prose, rng.randint(80, 280), 1, table=False),
+            100,
+            400,
+            3,
         ),
         *task_prompts(tokenizer, lambda: first_turn(synthetic.talk(rng, prose)), 5, 60, 4),
     ]
     recall = {
-        length: [vars(synthetic.recall(rng, prose, length, 1)) for _ in range(RECALL_PER_LENGTH)]
+        f"{'table' if table else 'planted'} {length}": [
+            vars(synthetic.recall(rng, prose, length, 1, table=table))
+            for _ in range(RECALL_PER_LENGTH)
+        ]
+        for table in (False, True)
         for length in RECALL_LENGTHS
     }
     return {
         "prompts": [vars(p) for p in prompts],
         "recall": recall,
         "held_out": {s: "\n\n".join(b.held_out for b in books if b.source == s) for s in SOURCES},
-        "story": [vars(Sample("story", "", stories.story(rng))) for _ in range(64)],
     }
 
 
@@ -136,15 +144,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--short", type=int, default=100_000)
     parser.add_argument("--long", type=int, default=3500)
-    parser.add_argument("--tokenizer", type=Path, help="use this tokenizer.json, train none")
     args = parser.parse_args()
 
     books = read_books(args.text)
     prose = prose_of(books, held_out=False)
-    if args.tokenizer is None:
-        tokenizer = make_tokenizer(books, prose, args.seed)
-    else:
-        tokenizer = Tokenizer.from_file(str(args.tokenizer))
+    tokenizer = make_tokenizer(books, prose, args.seed)
     save_tokenizer(tokenizer, args.out)
 
     arrays: dict[str, np.ndarray] = {}
@@ -160,6 +164,8 @@ def main() -> None:
     np.savez_compressed(args.out / "tokens.npz", **arrays)
     sets = evaluation(tokenizer, books, args.seed + 2)
     (args.out / "evaluation.json").write_text(json.dumps(sets), encoding="utf-8")
+    prompts = [{k: v for k, v in p.items() if v} for p in sets["prompts"]]
+    (args.out / "prompts.json").write_text(json.dumps(prompts, indent=1) + "\n", encoding="utf-8")
     for name in (*SOURCES, "short", "long"):
         print(f"{name:12s} {arrays[name].size:10,d} tokens {arrays[name + '_starts'].size:8,d}")
 

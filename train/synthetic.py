@@ -86,45 +86,44 @@ def _distinct(rng: random.Random, make: Callable[[random.Random], str], count: i
     return list(found)
 
 
-def _filler(rng: random.Random, prose: Prose, length: int) -> list[str]:
-    """Paragraphs and stories of about `length` tokens together."""
+def _table_context(rng: random.Random, length: int) -> tuple[str, dict[str, str]]:
+    """About `length` tokens of `key: value` lines."""
+    count = max(3, length // 13)
+    make = _person if count > 60 or rng.random() < 0.4 else (lambda r: r.choice(WORDS))
+    facts = {k: _value(rng) for k in _distinct(rng, make, count)}
+    mark = rng.choice(("- ", "", "* "))
+    return "\n".join(f"{mark}{k}: {v}" for k, v in facts.items()), facts
+
+
+def _planted_context(rng: random.Random, prose: Prose, length: int) -> tuple[str, dict[str, str]]:
+    """About `length` tokens of filler with a few facts between paragraphs."""
+    count = rng.randint(1, 4)
+    facts = {k: _value(rng) for k in _distinct(rng, _person, count)}
     blocks: list[str] = []
     size = 0
     while size < length * 2.6:
         block = stories.story(rng) if rng.random() < 0.25 else prose.paragraph(rng)
         blocks.append(block)
         size += len(block)
-    return blocks
-
-
-def _table_context(rng: random.Random, prose: Prose, length: int) -> tuple[str, dict[str, str]]:
-    """About `length` tokens: a block of `key: value` lines somewhere in filler."""
-    count = rng.randint(3, max(3, min(40, length // 12)))
-    make = _person if rng.random() < 0.4 else (lambda r: r.choice(WORDS))
-    facts = {k: _value(rng) for k in _distinct(rng, make, count)}
-    mark = rng.choice(("- ", "", "* "))
-    table = "\n".join(f"{mark}{k}: {v}" for k, v in facts.items())
-    blocks = _filler(rng, prose, length - count * 12)
-    blocks.insert(rng.randrange(len(blocks) + 1), table)
-    return "\n\n".join(blocks), facts
-
-
-def _planted_context(rng: random.Random, prose: Prose, length: int) -> tuple[str, dict[str, str]]:
-    """About `length` tokens of filler with a few facts between paragraphs."""
-    count = rng.randint(1, 6)
-    facts = {k: _value(rng) for k in _distinct(rng, _person, count)}
-    blocks = _filler(rng, prose, length - count * 12)
     for who, value in facts.items():
-        blocks.insert(rng.randrange(len(blocks) + 1), f"The code of {who} is {value}.")
+        line = f"The code of {who} is {value}."
+        blocks.insert(rng.randrange(len(blocks) + 1), line)
     return "\n\n".join(blocks), facts
 
 
-def recall(rng: random.Random, prose: Prose, length: int, questions: int | None = None) -> Sample:
-    """Facts far back, asked for at the end; an answer restates its line."""
-    table = rng.random() < 0.5
-    make = _table_context if table else _planted_context
-    text, facts = make(rng, prose, length)
-    count = questions or min(len(facts), rng.randint(1, 8))
+def recall(
+    rng: random.Random,
+    prose: Prose,
+    length: int,
+    questions: int | None = None,
+    *,
+    table: bool | None = None,
+) -> Sample:
+    """Facts far back, asked for at the end: a table of them, or a few planted in prose."""
+    if table is None:
+        table = rng.random() < 0.5
+    text, facts = _table_context(rng, length) if table else _planted_context(rng, prose, length)
+    count = questions or min(len(facts), rng.randint(1, 6))
     asked = rng.sample(sorted(facts), count)
     if rng.random() < 0.3:
         return _recall_chat(text, asked, facts, table=table)
@@ -134,30 +133,28 @@ def recall(rng: random.Random, prose: Prose, length: int, questions: int | None 
     return Sample("recall", f"{text}\n\n{head}", f"{last}{body}")
 
 
-def _line(key: str, value: str, *, table: bool) -> str:
-    return f"{key}: {value}" if table else f"The code of {key} is {value}."
-
-
 def _qa(key: str, value: str, *, table: bool) -> tuple[str, str]:
     what = f"What is the value of {key}?" if table else f"What is the code of {key}?"
-    return f"Question: {what}\nAnswer:", f" {_line(key, value, table=table)}"
+    return f"Question: {what}\nAnswer:", f" {value}"
 
 
 def _recall_chat(text: str, asked: list[str], facts: dict[str, str], *, table: bool) -> Sample:
     word = "value" if table else "code"
-    replies = [_line(k, facts[k], table=table) for k in asked]
-    first = chat(f"{text}\n\nWhat is the {word} of {asked[0]}?", replies[0])
-    more = "".join(
-        f"{EOS}{USER}What is the {word} of {k}?{ASSISTANT}{END_THINK}{reply}"
-        for k, reply in zip(asked[1:], replies[1:], strict=True)
+    prompt = f"{text}\n\nWhat is the {word} of {asked[0]}?"
+    first = chat(prompt, f"The {word} of {asked[0]} is {facts[asked[0]]}.")
+    answer = first.answer + "".join(
+        f"{EOS}{USER}What is the {word} of {k}?{ASSISTANT}{END_THINK}"
+        f"The {word} of {k} is {facts[k]}."
+        for k in asked[1:]
     )
-    return Sample("recall", first.prompt, first.answer + more)
+    return Sample("recall", first.prompt, answer)
 
 
 # ---- copying, JSON, order, sums --------------------------------------------------------------
 
 
-def copy(rng: random.Random, prose: Prose) -> Sample:
+def copy(rng: random.Random, prose: Prose, times: int | None = None) -> Sample:
+    """A text and its copy, or `times` of them."""
     form = rng.randrange(5)
     if form == 0:
         text = " ".join(rng.choices(WORDS, k=rng.randint(4, 24)))
@@ -171,7 +168,8 @@ def copy(rng: random.Random, prose: Prose) -> Sample:
         ask = rng.choice(("Repeat after me: ", "Copy this text: ", "Say exactly this: "))
         made = chat(f"{ask}{text}", text)
         return Sample("copy", made.prompt, made.answer)
-    return Sample("copy", f"Text: {text}\nCopy:", f" {text}\n")
+    answer = "\nCopy: ".join([text] * (times or rng.choice((1, 1, 2, 3))))
+    return Sample("copy", f"Text: {text}\nCopy:", f" {answer}\n")
 
 
 def _record(rng: random.Random) -> dict[str, object]:
@@ -237,7 +235,7 @@ def order(rng: random.Random) -> Sample:
 
 
 def sums(rng: random.Random) -> Sample:
-    limit = rng.choice((10, 10, 20, 20, 50))
+    limit = rng.choice((10, 20, 100))
     a, b = rng.randint(0, limit), rng.randint(0, limit)
     sign = rng.choice("++-*")
     if sign == "*":
@@ -382,10 +380,10 @@ def short_sample(rng: random.Random, prose: Prose) -> Sample:
     """One document of the short stream (at most about 900 tokens)."""
     kind = rng.choices(
         ("story", "recall", "copy", "json", "order", "sums", "talk"),
-        weights=(22, 34, 40, 18, 14, 40, 40),
+        weights=(30, 16, 22, 22, 12, 22, 42),
     )[0]
     if kind == "recall":
-        return recall(rng, prose, int(rng.triangular(40, 800, 200)))
+        return recall(rng, prose, int(rng.triangular(40, 800, 250)))
     makers: dict[str, Callable[[], Sample]] = {
         "story": lambda: tell_story(rng),
         "copy": lambda: copy(rng, prose),

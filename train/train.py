@@ -2,7 +2,6 @@
 """Train the demo checkpoint.
 
     python train.py --data DIR --out DIR --minutes 7 --seed 7 --device cuda --compile
-    python train.py --data DIR --out DIR2 --minutes 4 --stage refine --resume DIR/final ...
     python train.py --data DIR --out DIR --smoke            # a minute on a CPU
 
 The schedule follows the share of `--minutes` that has passed, so a slower machine trains
@@ -25,16 +24,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from attend import PIECES, LossRows, Runner, Sparsity, same_topk
-from data import (
-    LONG_MIX,
-    REFINE_LONG_MIX,
-    REFINE_SHORT_MIX,
-    SHORT_MIX,
-    Streams,
-    load_streams,
-)
+from data import LONG_MIX, SHORT_MIX, Streams, load_streams
 from evaluate import held_out_bits, quick_acceptance
-from export import load_checkpoint, save_checkpoint
+from export import save_checkpoint
 from model import DemoConfig, DemoModel
 from optim import Muon, split_parameters
 
@@ -46,41 +38,22 @@ PEAK_LR, FLOOR = 0.02, 0.03
 @dataclass(frozen=True)
 class Phase:
     until: float  # share of the time budget
+    long: bool
     sparse: bool
     depth: int
     index_loss: bool
     dropout: float
-    long: bool = False
-    mix: tuple[float, ...] = SHORT_MIX
 
 
-# The first stage learns language, then drafts, then selection.
-LEARN = (
-    Phase(0.10, sparse=False, depth=1, index_loss=False, dropout=0.15),
-    Phase(0.40, sparse=False, depth=1, index_loss=True, dropout=0.15),
-    Phase(0.62, sparse=False, depth=3, index_loss=True, dropout=0.15),
-    Phase(0.76, sparse=True, depth=3, index_loss=True, dropout=0.15),
-    Phase(1.00, sparse=True, depth=3, index_loss=True, dropout=0.0, long=True, mix=LONG_MIX),
+# Language first, then drafts, then selection, then length.
+PHASES = (
+    Phase(0.10, long=False, sparse=False, depth=1, index_loss=False, dropout=0.15),
+    Phase(0.40, long=False, sparse=False, depth=1, index_loss=True, dropout=0.15),
+    Phase(0.62, long=False, sparse=False, depth=3, index_loss=True, dropout=0.15),
+    Phase(0.76, long=False, sparse=True, depth=3, index_loss=True, dropout=0.15),
+    Phase(1.00, long=True, sparse=True, depth=3, index_loss=True, dropout=0.0),
 )
-# The second stage starts from the first one's checkpoint.
-REFINE = (
-    Phase(0.74, sparse=True, depth=3, index_loss=True, dropout=0.03, mix=REFINE_SHORT_MIX),
-    Phase(1.00, sparse=True, depth=3, index_loss=True, dropout=0.0, long=True, mix=REFINE_LONG_MIX),
-)
-
-
-@dataclass(frozen=True)
-class Stage:
-    phases: tuple[Phase, ...]
-    constant_until: float  # share of the budget at the peak learning rate
-    peak: float  # of PEAK_LR
-    compile_long: bool
-
-
-STAGES = {
-    "learn": Stage(LEARN, 0.35, 1.0, compile_long=True),
-    "refine": Stage(REFINE, 0.10, 0.6, compile_long=False),
-}
+CONSTANT_UNTIL = 0.35  # share of the budget at the peak learning rate
 
 
 @dataclass(frozen=True)
@@ -93,11 +66,11 @@ SHORT, LONG = Size(64, 1024), Size(16, 4096)
 SMOKE_SHORT, SMOKE_LONG = Size(3, 96), Size(2, 192)
 
 
-def learning_rate_factor(stage: Stage, progress: float, step: int) -> float:
-    warm = stage.peak * min(1.0, (step + 1) / 100)
-    if progress < stage.constant_until:
+def learning_rate_factor(progress: float, step: int) -> float:
+    warm = min(1.0, (step + 1) / 100)
+    if progress < CONSTANT_UNTIL:
         return warm
-    left = (1.0 - progress) / (1.0 - stage.constant_until)
+    left = (1.0 - progress) / (1.0 - CONSTANT_UNTIL)
     return warm * (FLOOR + (1 - FLOOR) * 0.5 * (1 - math.cos(math.pi * left)))
 
 
@@ -122,17 +95,11 @@ def draft_loss(
 
 
 class Trainer:
-    def __init__(
-        self, model: DemoModel, streams: Streams, stage: Stage, *, smoke: bool, compiled: bool
-    ) -> None:
+    def __init__(self, model: DemoModel, streams: Streams, *, smoke: bool, compiled: bool) -> None:
         self.model, self.streams = model, streams
         self.device = streams.tokens.device
         self.sizes = (SMOKE_SHORT, SMOKE_LONG) if smoke else (SHORT, LONG)
-        self.stage = stage
         self.runner = Runner(model, fused=True, compiled=tuple(PIECES) if compiled else ())
-        self.long_runner = self.runner
-        if compiled and not stage.compile_long:  # too few long steps to pay for compiling them
-            self.long_runner = Runner(model, fused=True, compiled=("feed_forward",))
         self.next_token_loss, self.draft_loss = next_token_loss, draft_loss
         if compiled:
             self.next_token_loss = torch.compile(next_token_loss, dynamic=False)
@@ -155,8 +122,8 @@ class Trainer:
 
     def losses(self, phase: Phase, size: Size) -> dict[str, Tensor]:
         rows, length = size.rows, size.length
-        runner = self.long_runner if phase.long else self.runner
-        tokens = self.streams.batch(rows, length + phase.depth + 1, phase.mix)
+        runner, mix = self.runner, LONG_MIX if phase.long else SHORT_MIX
+        tokens = self.streams.batch(rows, length + phase.depth + 1, mix)
         sparsity = self.sparsity(rows) if phase.sparse else None
         rows_for_loss = None
         if phase.index_loss:
@@ -255,8 +222,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--stage", choices=sorted(STAGES), default="learn")
-    parser.add_argument("--resume", type=Path, help="checkpoint folder to start from")
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
@@ -265,17 +230,16 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.automatic_dynamic_shapes = False
     torch._dynamo.config.suppress_errors = True
-    model = DemoModel(DemoConfig()) if args.resume is None else load_checkpoint(args.resume)
-    model.to(device)
+    model = DemoModel(DemoConfig()).to(device)
     streams = load_streams(args.data, device, args.seed)
-    trainer = Trainer(model, streams, STAGES[args.stage], smoke=args.smoke, compiled=args.compile)
+    trainer = Trainer(model, streams, smoke=args.smoke, compiled=args.compile)
     held_out = held_out_rows(args.data, device, 96 if args.smoke else 1024, 2 if args.smoke else 24)
     run(trainer, held_out, args.minutes * 60, args.out, checks=6 if args.smoke else 14)
 
 
 def warm_up(trainer: Trainer) -> None:
     """One step of every phase with learning rate 0: compiles, and fails early if it must."""
-    for phase in trainer.stage.phases:
+    for phase in PHASES:
         begin = time.monotonic()
         trainer.step(phase, 0.0, balance=False)
         if trainer.device.type == "cuda":
@@ -296,14 +260,14 @@ def run(
     begin = phase_begin = time.monotonic()
     step, phase_step, next_check, saved = 0, 0, 0.0, False
     recent: dict[str, list[Tensor]] = {}
-    phase = trainer.stage.phases[0]
+    phase = PHASES[0]
     while (progress := (time.monotonic() - begin) / seconds) < 1.0:
-        current = next(p for p in trainer.stage.phases if progress < p.until)
+        current = next(p for p in PHASES if progress < p.until)
         if current is not phase:
             took = (time.monotonic() - phase_begin) / max(step - phase_step, 1)
             print(f"{took * 1000:.1f} ms a step; now {current}", flush=True)
             recent, phase, phase_step, phase_begin = {}, current, step, time.monotonic()
-        factor = learning_rate_factor(trainer.stage, progress, step)
+        factor = learning_rate_factor(progress, step)
         for name, value in trainer.step(phase, factor, balance=progress < 0.9).items():
             recent.setdefault(name, []).append(value)
         step += 1
