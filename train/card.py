@@ -53,6 +53,11 @@ Apache-2.0.
 """
 
 
+_RECALL_NOTE = """Planted facts are single sentences between paragraphs of prose; tables are
+`key: value` lines; the mixed rows, half of each, were the measure fixed before training.
+"""
+
+
 def _table(head: list[str], rows: list[list[object]]) -> str:
     lines = [head, ["---"] * len(head), *[[str(x) for x in row] for row in rows]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
@@ -87,6 +92,7 @@ def _figures(figures: dict[str, Any]) -> str:
             ],
         ),
         "\n### Recall: share of whole answers right, by index_topk\n",
+        f"{_RECALL_NOTE}\n",
     ]
     recall = figures["recall_accuracy_by_topk"]
     parts.append(
