@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from freewheel import ops
 from freewheel.errors import CapacityError
 from freewheel.runtime.uplink import pack
 from freewheel.spec import (
@@ -19,7 +18,7 @@ from freewheel.spec import (
     StepPlan,
     StepShape,
 )
-from freewheel.state import Arena, InboxLayout, SequenceState
+from freewheel.state import Arena, InboxLayout, SequenceState, receive
 
 GROUPS = tuple(
     CacheGroup(name, page_size, 1, None, (CacheField("x", 1, "float32", (0,)),))
@@ -43,25 +42,7 @@ def apply(state: SequenceState, plan: StepPlan) -> None:
     layout = InboxLayout.of(plan.shape, GROUPS)
     letter = np.full(layout.words, 12345, dtype=np.int32)  # a used buffer
     pack(plan, layout, letter)
-    ops.apply_inbox(
-        torch.from_numpy(letter),
-        state.tokens,
-        state.known_lens,
-        state.computed_lens,
-        state.draft_lens,
-        state.limit_lens,
-        state.minimum_lens,
-        state.page_tables,
-        state.temperature,
-        state.top_p,
-        state.min_p,
-        state.top_k,
-        state.seeds,
-        state.stop_ids,
-        layout.batch,
-        layout.feed_width,
-        layout.page_writes,
-    )
+    receive(state, torch.from_numpy(letter), plan.shape, GROUPS)
 
 
 def plan_of(**changes: object) -> StepPlan:

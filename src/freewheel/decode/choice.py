@@ -14,15 +14,4 @@ def choose_next(state: SequenceState, rows: Tensor, positions: Tensor, logits: T
 
     rows int32 [B]; positions int32 [B, C] of the queries; logits float [B, C, V].
     """
-    return ops.choose(
-        logits,
-        positions,
-        rows,
-        state.temperature,
-        state.top_k,
-        state.top_p,
-        state.min_p,
-        state.seeds,
-        state.stop_ids,
-        state.minimum_lens,
-    )
+    return ops.choose(logits, positions, rows, *state.sampling)

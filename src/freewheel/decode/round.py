@@ -18,7 +18,7 @@ from freewheel.decode.choice import choose_next
 from freewheel.decode.drafter import Drafter, Verified
 from freewheel.models.base import Model
 from freewheel.spec.shape import MAX_VERIFY_WIDTH, StepShape
-from freewheel.state import CachePool, InboxLayout, SequenceState, open_step
+from freewheel.state import CachePool, SequenceState, open_step, receive
 
 
 @dataclass(frozen=True)
@@ -32,65 +32,22 @@ class Round:
 
     def advance(self, shape: StepShape, inbox: Tensor, outbox: Tensor) -> None:
         """One round of `shape`. inbox int32 [words], outbox int32 [B, words]: the two letters."""
-        state = self.state
-        rows = self._apply(inbox, shape)  # int32 [B]
-        start, given, query_lens = ops.open_round(
-            state.known_lens,
-            state.computed_lens,
-            state.draft_lens,
-            state.limit_lens,
-            rows,
-            shape.width,
-            shape.choices - 1,
-        )  # int32 [B] each
+        state, cache = self.state, self.cache
+        rows = receive(state, inbox, shape, cache.groups)  # int32 [B]
+        opened = ops.open_round(*state.lengths, rows, shape.width, shape.choices - 1)
+        start, given, query_lens = opened  # int32 [B] each
 
         view = open_step(state, rows, start, query_lens, shape.width)
-        hidden = self.target.forward(view, self.cache)  # float [B, W, H]
+        hidden = self.target.forward(view, cache)  # float [B, W, H]
         logits = self.target.logits(chosen_queries(hidden, given, shape))  # float [B, C, V]
         choice = choose_next(state, rows, chosen_queries(view.positions, given, shape), logits)
 
+        seen = chosen_queries(view.tokens, given, shape)  # int32 [B, C]
         accept_lens, live = ops.commit(
-            state.tokens,
-            state.known_lens,
-            state.computed_lens,
-            state.draft_lens,
-            state.limit_lens,
-            outbox,
-            state.stop_ids,
-            rows,
-            start,
-            given,
-            query_lens,
-            chosen_queries(view.tokens, given, shape),
-            choice,
+            state.tokens, *state.lengths, outbox, state.stop_ids, rows, *opened, seen, choice
         )  # int32 [B] each
         verified = Verified(rows, start, accept_lens, live, hidden)
-        self.drafter.draft(state, self.cache, verified, shape)
-
-    def _apply(self, inbox: Tensor, shape: StepShape) -> Tensor:
-        """Apply the letter to the rows; returns the batch's rows, int32 [B]."""
-        layout = InboxLayout.of(shape, self.cache.groups)
-        state = self.state
-        ops.apply_inbox(
-            inbox,
-            state.tokens,
-            state.known_lens,
-            state.computed_lens,
-            state.draft_lens,
-            state.limit_lens,
-            state.minimum_lens,
-            state.page_tables,
-            state.temperature,
-            state.top_p,
-            state.min_p,
-            state.top_k,
-            state.seeds,
-            state.stop_ids,
-            layout.batch,
-            layout.feed_width,
-            layout.page_writes,
-        )
-        return inbox[: shape.batch]
+        self.drafter.draft(state, cache, verified, shape)
 
 
 def chosen_queries(x: Tensor, given: Tensor, shape: StepShape) -> Tensor:

@@ -67,3 +67,21 @@ class SequenceState:
             stop_ids=ints("stop_ids", rows, MAX_STOP_IDS, fill=-1),
             page_sizes=tuple(group.page_size for group in groups),
         )
+
+    @property
+    def lengths(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """known, computed, draft and limit lengths: what a round opens and commits by."""
+        return self.known_lens, self.computed_lens, self.draft_lens, self.limit_lens
+
+    @property
+    def sampling(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What the choice of a token depends on besides its logits, as `ops.choose` takes it."""
+        return (
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.seeds,
+            self.stop_ids,
+            self.minimum_lens,
+        )

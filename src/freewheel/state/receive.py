@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows take in the host's letter."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from freewheel import ops
+from freewheel.spec.cache import CacheGroup
+from freewheel.spec.shape import StepShape
+from freewheel.state.letters import InboxLayout
+from freewheel.state.sequence import SequenceState
+
+
+def receive(
+    state: SequenceState, inbox: Tensor, shape: StepShape, groups: tuple[CacheGroup, ...]
+) -> Tensor:
+    """Apply a letter for a round of `shape`; returns the batch's rows, int32 [B].
+
+    inbox: int32 [words], laid out as InboxLayout says.
+    """
+    layout = InboxLayout.of(shape, groups)
+    ops.apply_inbox(
+        inbox,
+        state.tokens,
+        state.known_lens,
+        state.computed_lens,
+        state.draft_lens,
+        state.limit_lens,
+        state.minimum_lens,
+        state.page_tables,
+        state.temperature,
+        state.top_p,
+        state.min_p,
+        state.top_k,
+        state.seeds,
+        state.stop_ids,
+        layout.batch,
+        layout.feed_width,
+        layout.page_writes,
+    )
+    return inbox[: shape.batch]
