@@ -6,6 +6,7 @@ TRITON_INTERPRET=1 python -m pytest tests/ops/test_cuda_kernels.py
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 from collections.abc import Iterator
@@ -132,12 +133,21 @@ def test_topk_takes_the_best_and_of_equals_the_lowest_positions(kind: str, k: in
     assert torch.equal(found.cpu(), SPECIFICATIONS["topk_slots"](*args))
 
 
-def test_topk_over_several_blocks_of_logits() -> None:
-    pages = draw_pages(3, batch=1, width=2, columns=160, size=64)
-    logits = (draw(8, 1, 2, pages.length) * 8).round()
-    args = (logits, pages.table, pages.rows, ints(pages.length, 9000).view(1, 2), 64, 2048)
-    found = IMPLEMENTATIONS["topk_slots", "cuda"](*on_device(args))
-    assert torch.equal(found.cpu(), SPECIFICATIONS["topk_slots"](*args))
+@pytest.mark.parametrize(("small", "large"), [(256, 256), (256, 1024), (256, 4096)])
+def test_topk_agrees_for_rows_of_all_lengths(
+    monkeypatch: pytest.MonkeyPatch, small: int, large: int
+) -> None:
+    """In registers, in more of them, and piece by piece."""
+    selection = importlib.import_module("freewheel.ops.cuda.selection")
+    monkeypatch.setattr(selection, "SMALL", small)
+    monkeypatch.setattr(selection, "LARGE", max(large, 512))
+    pages = draw_pages(3, batch=3, width=2, columns=40, size=64)
+    logits = (draw(8, 3, 2, pages.length) * 8).round()
+    lens = ints(pages.length, 1500, 900, 200, 60, 1025).view(3, 2)
+    for k in (64, 300):
+        args = (logits, pages.table, pages.rows, lens, 64, k)
+        found = IMPLEMENTATIONS["topk_slots", "cuda"](*on_device(args))
+        assert torch.equal(found.cpu(), SPECIFICATIONS["topk_slots"](*args))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,6 +10,7 @@ after the capture began and disarmed before it ends, since both of these wait th
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,7 +38,9 @@ def cuda_waits_are_errors() -> Generator[None]:
     Waiting for an event of one's own is not such a call. The setting belongs to the process.
     """
     before = _cuda.get_sync_debug_mode()
-    _cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # "a prototype feature", once a process
+        _cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
-PART = 64
+PART = 128
 """Lanes of one part."""
 
-STEP, WARPS, STAGES = 64, 8, 1
+STEP, WARPS, STAGES = 32, 4, 2
 
 HEADS = 16
 """Heads of one program: the height of a matrix tile."""

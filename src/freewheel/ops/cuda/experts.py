@@ -31,7 +31,7 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    torch.bfloat16: (Tile(32, 128, 4, 3), Tile(64, 128, 4, 2)),
+    torch.bfloat16: (Tile(32, 256, 4, 3), Tile(128, 128, 4, 2)),
     torch.float32: (Tile(32, 32, 4, 3), Tile(64, 32, 4, 2)),
 }
 """Tiles of the gate and up projections, and of the down projection."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
-KEYS, QUERIES = 64, 8
+KEYS, QUERIES = 64, 2
 """Keys and queries of one program."""
 
 

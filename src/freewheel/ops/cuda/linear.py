@@ -14,8 +14,8 @@ from torch import Tensor
 
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
-TOKENS, OUTPUTS, INPUTS = 4, 2, 1024
-"""Of one program; inputs at a time."""
+TOKENS, OUTPUTS, INPUTS, STAGES = 4, 2, 1024, 3
+"""Of one program; inputs at a time; loads ahead."""
 
 MOST_TOKENS = 64
 """From here on a matrix product reads the weights less often."""
@@ -23,13 +23,14 @@ MOST_TOKENS = 64
 
 @triton.jit
 def _wide_linear(
-    x, weight, out, N, I_, O_, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr
-):
+    x, weight, out, N, I_, O_,
+    TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     lane = tl.arange(0, INPUTS)
     total = tl.zeros((TOKENS, OUTPUTS, INPUTS), tl.float32)
-    for at in range(0, I_, INPUTS):
+    for at in tl.range(0, I_, INPUTS, num_stages=STAGES):
         inside = at + lane < I_
         own = weight + output[:, None] * I_ + at + lane[None, :]
         w = tl.load(own, mask=(output < O_)[:, None] & inside[None, :], other=0)
@@ -50,6 +51,6 @@ def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     out = weight.new_empty((*x.shape[:-1], outputs))
     _wide_linear[(triton.cdiv(outputs, OUTPUTS), triton.cdiv(tokens, TOKENS))](
         x.contiguous(), weight, out, tokens, inputs, outputs,
-        TOKENS=TOKENS, OUTPUTS=OUTPUTS, INPUTS=INPUTS, num_warps=4,
+        TOKENS=TOKENS, OUTPUTS=OUTPUTS, INPUTS=INPUTS, STAGES=STAGES, num_warps=4,
     )  # fmt: skip
     return out

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Top-k: find the k-th best score, then keep in one pass over the positions.
 
-A program serves one query. Scores are mapped to integers of the same order. Up to `BLOCK` of them
-stay in registers; of longer rows they are read once for each of four digits (radix 256), and once
-more. What is above the threshold is kept, and of what equals it the lowest positions, in ascending
-order. No sort, no atomics on results: they do not depend on the order in which anything ran.
+A program serves one query. Scores are mapped to integers of the same order. Up to `LARGE` of them
+stay in registers while the threshold is found bit by bit; longer rows are read once for each of
+four digits, and once more. What is above the threshold is kept, and of what equals it the lowest
+positions, in ascending order. No sort, and no atomics on results: they do not depend on the order
+in which anything ran.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from torch import Tensor
 
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
-BLOCK = 8192
-"""Logits held at once."""
-
-METHOD, WARPS = 0, 16
+SMALL, LARGE = 8192, 32768
+"""Scores held in registers: of a short row, so that it is not slowed down, and at most."""
 
 
 @triton.jit
@@ -65,32 +64,13 @@ def _threshold_of_long(own, length, wanted, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _threshold(key, live, wanted, METHOD: tl.constexpr):
-    """The same of keys in registers."""
-    prefix = tl.full((), 0, tl.uint32)
-    if METHOD == 0:
-        for turn in tl.static_range(4):
-            shift = 24 - 8 * turn
-            some = live
-            if turn > 0:
-                some = live & ((key >> (shift + 8)) == prefix)
-            counts = tl.histogram(((key >> shift) & 255).to(tl.int32), 256, mask=some)
-            found, wanted = _digit(counts, wanted)
-            prefix = (prefix << 8) | found.to(tl.uint32)
-    else:
-        for turn in tl.static_range(16):
-            shift = 30 - 2 * turn
-            one = prefix | (tl.full((), 1, tl.uint32) << shift)
-            two = prefix | (tl.full((), 2, tl.uint32) << shift)
-            three = prefix | (tl.full((), 3, tl.uint32) << shift)
-            packed = (key >= one).to(tl.int64) + ((key >= two).to(tl.int64) << 20)
-            packed += (key >= three).to(tl.int64) << 40
-            counts = tl.sum(tl.where(live, packed, 0), 0)
-            prefix = tl.where((counts & 0xFFFFF) >= wanted, one, prefix)
-            prefix = tl.where(((counts >> 20) & 0xFFFFF) >= wanted, two, prefix)
-            prefix = tl.where((counts >> 40) >= wanted, three, prefix)
-        wanted -= tl.sum((live & (key > prefix)).to(tl.int32), 0)
-    return prefix, wanted
+def _threshold(key, wanted):
+    """The same of keys in registers. A loop, not unrolled: the code must stay small and hot."""
+    best = tl.full((), 0, tl.uint32)
+    for bit in range(32):
+        tried = best | (tl.full((), 0x80000000, tl.uint32) >> bit)
+        best = tl.where(tl.sum((key >= tried).to(tl.int32), 0) >= wanted, tried, best)
+    return best, wanted - tl.sum((key > best).to(tl.int32), 0)
 
 
 @triton.jit
@@ -105,35 +85,52 @@ def _keep(key, live, prefix, wanted, above_before, ties_before):
 
 
 @triton.jit
+def _select_short(own, length, out, table, PAGE, K, SIZE: tl.constexpr):
+    """Of float32 own[:length], which fits in `SIZE`, longer than K."""
+    lane = tl.arange(0, SIZE)
+    live = lane < length
+    # Key 0 is below that of any score, so that lanes behind the row are never counted.
+    key = tl.where(live, ordered_key(tl.load(own + lane, mask=live, other=0)), 0)
+    prefix, wanted = _threshold(key, K)
+    keep, place, _, _ = _keep(key, live, prefix, wanted, 0, 0)
+    _write_slots(out, place, lane, table, PAGE, keep)
+
+
+@triton.jit
+def _select_long(own, length, out, table, PAGE, K, SIZE: tl.constexpr):
+    """The same, `SIZE` at a time."""
+    prefix, wanted = _threshold_of_long(own, length, K, SIZE)
+    lane = tl.arange(0, SIZE)
+    above = 0
+    ties = 0
+    for at in range(0, length, SIZE):
+        live = at + lane < length
+        key = ordered_key(tl.load(own + at + lane, mask=live, other=0))
+        keep, place, above, ties = _keep(key, live, prefix, wanted, above, ties)
+        _write_slots(out, place, at + lane, table, PAGE, keep)
+
+
+@triton.jit
 def _topk_slots(
     logits, page_table, rows, kv_lens, out, W, S, P, PAGE, K,
-    BLOCK: tl.constexpr, METHOD: tl.constexpr,
+    SMALL: tl.constexpr, LARGE: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     query = tl.program_id(0).to(tl.int64)
     table = page_table + tl.load(rows + query // W).to(tl.int64) * P
     length = tl.minimum(tl.load(kv_lens + query), S)
     own, out = logits + query * S, out + query * K
-    lane = tl.arange(0, BLOCK)
     if length <= K:
-        for at in range(0, K, BLOCK):
-            place = at + lane
+        for at in range(0, K, SMALL):
+            place = at + tl.arange(0, SMALL)
             _write_slots(out, place, place, table, PAGE, place < length)
             tl.store(out + place, -1, mask=(place >= length) & (place < K))
-    elif length <= BLOCK:
-        live = lane < length
-        key = ordered_key(tl.load(own + lane, mask=live, other=0))
-        prefix, wanted = _threshold(key, live, K, METHOD)
-        keep, place, _, _ = _keep(key, live, prefix, wanted, 0, 0)
-        _write_slots(out, place, lane, table, PAGE, keep)
-    else:
-        prefix, wanted = _threshold_of_long(own, length, K, BLOCK)
-        above = 0
-        ties = 0
-        for at in range(0, length, BLOCK):
-            live = at + lane < length
-            key = ordered_key(tl.load(own + at + lane, mask=live, other=0))
-            keep, place, above, ties = _keep(key, live, prefix, wanted, above, ties)
-            _write_slots(out, place, at + lane, table, PAGE, keep)
+    elif length <= SMALL:
+        _select_short(own, length, out, table, PAGE, K, SMALL)
+    elif LARGE > SMALL:
+        if length <= LARGE:
+            _select_short(own, length, out, table, PAGE, K, LARGE)
+        elif LONG:
+            _select_long(own, length, out, table, PAGE, K, SMALL)
 
 
 @implement("topk_slots", "cuda")
@@ -145,10 +142,12 @@ def topk_slots(
     batch, width, length = logits.shape
     out = torch.empty((batch, width, k), dtype=torch.int32, device=logits.device)
     if out.numel():
-        block = min(BLOCK, triton.next_power_of_2(max(length, 256)))
+        whole = triton.next_power_of_2(max(length, 256))
+        small, large = min(SMALL, whole), min(LARGE, whole)
         _topk_slots[(batch * width,)](
             logits.contiguous(), page_table, rows, kv_lens.contiguous(), out,
             width, length, page_table.shape[1], page_size, k,
-            BLOCK=block, METHOD=METHOD, num_warps=max(4, min(WARPS, block // 256)),
+            SMALL=small, LARGE=large, LONG=whole > large,
+            num_warps=max(4, min(16 if large == small else 32, large // 512)),
         )  # fmt: skip
     return out
