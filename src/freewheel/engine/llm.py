@@ -13,7 +13,7 @@ from freewheel.config import EngineConfig, find_model
 from freewheel.engine.output import Chunk, Output
 from freewheel.engine.session import Session
 from freewheel.engine.tokenizer import Tokenizer
-from freewheel.errors import CheckpointError, RequestError
+from freewheel.errors import RequestError
 from freewheel.host import Request, Scheduler, TextStream
 from freewheel.runtime import build
 from freewheel.spec import SamplingParams, StepShape
@@ -43,14 +43,9 @@ class LLM:
         """`progress` is called with (bytes read, bytes in all) while weights load."""
         self.config = EngineConfig(model=model, **options)
         self.tokenizer = Tokenizer(find_model(model))
-        self.built = build(self.config, progress)
+        self.built = build(self.config, progress, tokenizer_size=self.tokenizer.size)
         self.spec, self.executor = self.built.spec, self.built.executor
-        if self.tokenizer.size > self.spec.vocab_size:
-            raise CheckpointError(
-                f"tokenizer.json: knows {self.tokenizer.size} tokens, but the model has "
-                f"{self.spec.vocab_size}; the folder mixes two models"
-            )
-        self._session = Session(self._new_scheduler(), self.executor)
+        self._session = Session(self._new_scheduler, self.executor)
         self._ids = (f"request-{n}" for n in itertools.count())
 
     @property
@@ -72,45 +67,40 @@ class LLM:
         Raises RequestError, naming the field, before anything runs if any request is invalid.
         """
         many = _prompt_list(prompts)
-        requests = [
-            self._request(p, s) for p, s in zip(many, _param_list(params, len(many)), strict=True)
-        ]
-        order = {request.id: index for index, request in enumerate(requests)}
-        chunks: list[list[Chunk]] = [[] for _ in requests]
+        each = _param_list(params, len(many))
+        requests = [self._request(p, s) for p, s in zip(many, each, strict=True)]
         try:
-            for request in requests:
-                self._session.add(request, self._text_of(request))
-            while self._session.busy:
-                for request_id, chunk in self._session.step():
-                    chunks[order[request_id]].append(chunk)
+            live = [self._session.add(request, self._text_of(request)) for request in requests]
+            return [_join(list(self._session.chunks(one))) for one in live]
         finally:
-            self._close(requests)
-        return [_join(parts) for parts in chunks]
+            self._session.close([request.id for request in requests])
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Chunk]:
         """The answer, round by round; the last chunk carries the finish reason and metrics.
 
-        Closing the iterator early aborts the request.
+        Raises RequestError at once if the request is invalid. It is queued when the first chunk is
+        asked for; closing the iterator early aborts it. Streams may be read in any order, and
+        `generate` called between their chunks: whatever runs shares its rounds.
         """
-        request = self._request(prompt, params or SamplingParams())
-        self._session.add(request, self._text_of(request))
+        request = self._request(prompt, SamplingParams() if params is None else params)
+        self._session.check(request)
         return self._chunks(request)
 
     def _chunks(self, request: Request) -> Generator[Chunk]:
         try:
-            while self._session.busy:
-                for _, chunk in self._session.step():
-                    yield chunk
+            yield from self._session.chunks(self._session.add(request, self._text_of(request)))
         finally:
-            self._close([request])
-
-    def _close(self, requests: list[Request]) -> None:
-        for request in requests:
-            self._session.abort(request.id)
-        self._session.drain()
+            self._session.close([request.id])
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        ids = tuple(self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt)
+        if not isinstance(params, SamplingParams):
+            raise RequestError("params", f"must be SamplingParams, got {_kind(params)}")
+        if isinstance(prompt, str):
+            ids = tuple(self.tokenizer.encode_prompt(prompt))
+        elif _is_list(prompt):
+            ids = tuple(prompt)
+        else:
+            raise RequestError("prompt", f"must be text or a list of ids, got {_kind(prompt)}")
         self._check_ids("prompt", ids)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         eos = () if params.ignore_eos else self.spec.eos_ids
@@ -145,24 +135,37 @@ class LLM:
         )
 
 
-def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A lone prompt, as text or as ids, is a list of one."""
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
+    """The prompts, unchecked. A lone one, as text or as ids, is a list of one."""
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [[item for item in items if isinstance(item, int)]]
-    return [item for item in items if not isinstance(item, int)]
+    if not _is_list(prompts):
+        raise RequestError(
+            "prompts", f"must be text, a list of ids, or a list of such, got {_kind(prompts)}"
+        )
+    lone = len(prompts) > 0 and not any(isinstance(item, Sequence) for item in prompts)
+    return [prompts] if lone else prompts
 
 
 def _param_list(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
+) -> Sequence[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
+    if not _is_list(params):
+        raise RequestError("params", f"must be SamplingParams, or a list, got {_kind(params)}")
     if len(params) != count:
         raise RequestError("params", f"{len(params)} given for {count} prompts")
-    return list(params)
+    return params
+
+
+def _is_list(value: object) -> bool:
+    """A list, a tuple or the like; raw bytes are neither text nor token ids."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def _join(chunks: list[Chunk]) -> Output:

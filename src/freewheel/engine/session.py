@@ -4,66 +4,107 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from freewheel.engine.output import Chunk, Metrics, Piece
+from freewheel.errors import FreewheelError
 from freewheel.host import Request, Scheduler, TextDelta, TextStream, Update
 from freewheel.runtime import Executor
 from freewheel.spec import FinishReason
 
 
-@dataclass
-class _Live:
-    """A request that has not ended, and its text so far."""
+@dataclass(eq=False)
+class Live:
+    """A request that has not ended, its text so far, and its chunks that nobody has taken yet."""
 
     request: Request
     text: TextStream
     started: float
+    chunks: deque[Chunk] = field(default_factory=deque[Chunk])
     rounds: int = 0
-    drafted: int = 0
     accepted: int = 0
     first_token: float | None = None
 
 
 class Session:
-    """Not thread-safe: one thread adds, steps and aborts."""
+    """Not thread-safe: one thread adds, takes and aborts.
 
-    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
-        self._scheduler = scheduler
+    Any number of requests may be under way for any number of readers. Whoever waits for a chunk
+    drives the rounds, which serve all; what comes for others waits for them.
+    """
+
+    def __init__(self, new_scheduler: Callable[[], Scheduler], executor: Executor) -> None:
+        self._new_scheduler = new_scheduler
+        self._scheduler = new_scheduler()
         self._executor = executor
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, Live] = {}
 
-    @property
-    def busy(self) -> bool:
-        """Some request has not ended."""
-        return bool(self._live)
+    def check(self, request: Request) -> None:
+        """Raise RequestError if `request` could not be served."""
+        self._scheduler.check(request)
 
-    def add(self, request: Request, text: TextStream) -> None:
+    def add(self, request: Request, text: TextStream) -> Live:
         """Queue a request. Raises RequestError, and changes nothing, if it cannot be served."""
         self._scheduler.add(request)
-        self._live[request.id] = _Live(request, text, time.perf_counter())
+        live = self._live[request.id] = Live(request, text, time.perf_counter())
+        return live
 
-    def abort(self, request_id: str) -> None:
-        """Forget a request, if it has not ended."""
-        self._scheduler.abort(request_id)
-        self._live.pop(request_id, None)
+    def chunks(self, live: Live) -> Iterator[Chunk]:
+        """What comes for one request, up to its last chunk.
 
-    def step(self) -> list[tuple[str, Chunk]]:
-        """Launch a round if one can be, read a letter if one is due; what came, by request."""
+        Raises FreewheelError if the request was lost to an error in a round that another reader
+        drove.
+        """
+        while True:
+            while not live.chunks:
+                if self._live.get(live.request.id) is not live:
+                    raise FreewheelError(
+                        f"{live.request.id} was dropped: an error or an interrupt ended a round"
+                    )
+                self._step()
+            chunk = live.chunks.popleft()
+            yield chunk
+            if chunk.finish_reason is not None:
+                return
+
+    def close(self, request_ids: list[str]) -> None:
+        """Abort those that have not ended; once none is left, read the letters still under way."""
+        for request_id in request_ids:
+            self._scheduler.abort(request_id)
+            self._live.pop(request_id, None)
+        while not self._live and self._executor.in_flight:
+            self._scheduler.collect(self._executor.collect(), time.perf_counter())
+
+    def _step(self) -> None:
+        """One round's worth of progress. If it fails, every request is lost, but not the engine."""
+        whole = False
+        try:
+            self._advance()
+            whole = True
+        finally:
+            if not whole:
+                self._start_anew()
+
+    def _advance(self) -> None:
+        """Launch a round if one can be, read a letter if one is due."""
         plan = self._scheduler.plan()
         if plan is not None:
             self._executor.launch(plan)
             if self._executor.in_flight <= self._scheduler.run_ahead:
-                return []
-        if not self._executor.in_flight:
-            return []
-        updates = self._scheduler.collect(self._executor.collect(), time.perf_counter())
-        return [(update.request.id, self._deliver(update)) for update in updates]
+                return
+        if self._executor.in_flight:
+            letter = self._executor.collect()
+            for update in self._scheduler.collect(letter, time.perf_counter()):
+                self._live[update.request.id].chunks.append(self._deliver(update))
 
-    def drain(self) -> None:
-        """Read the letters of rounds still in flight after the last request ended."""
+    def _start_anew(self) -> None:
+        """A round was left half done: forget all rows. Admission sets every value that one has."""
+        self._live.clear()
+        self._scheduler = self._new_scheduler()
         while self._executor.in_flight:
-            self._scheduler.collect(self._executor.collect(), time.perf_counter())
+            self._executor.collect()
 
     def _deliver(self, update: Update) -> Chunk:
         live = self._live[update.request.id]
@@ -81,7 +122,7 @@ class Session:
         del self._live[update.request.id]
         return Chunk(pieces, kept, finish, _metrics(live))
 
-    def _read(self, live: _Live, update: Update) -> tuple[FinishReason | None, TextDelta]:
+    def _read(self, live: Live, update: Update) -> tuple[FinishReason | None, TextDelta]:
         """Text of the update's tokens, and why the request ends with them, if it does.
 
         A stop token has no text; a stop string ends the request before whatever the device said.
@@ -103,7 +144,7 @@ class Session:
         return update.finish, joined
 
 
-def _metrics(live: _Live) -> Metrics:
+def _metrics(live: Live) -> Metrics:
     now = time.perf_counter()
     request = live.request
     return Metrics(

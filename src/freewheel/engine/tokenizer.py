@@ -4,39 +4,51 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as _Tokenizer
 
-from freewheel.errors import CheckpointError
+from freewheel.errors import CheckpointError, RequestError, UnsupportedModel
 
 
 class Tokenizer:
-    """The model folder's own tokenizer."""
+    """The model folder's own tokenizer.
+
+    Two copies: one that knows the control tokens (every added token, whether the file calls it
+    special or not), one that has never heard of them.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Raises CheckpointError if the folder has no readable tokenizer.json."""
+        """Raises CheckpointError if the folder has no readable byte-level tokenizer.json."""
         path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise CheckpointError(f"{path}: missing; a model folder needs its tokenizer.json")
-        text = path.read_text(encoding="utf-8")
-        _check_json(path, text)
-        self._tokenizer = _Tokenizer.from_str(text)
-        self._plain = _Tokenizer.from_str(text)
-        self._plain.encode_special_tokens = True
+        found = _read(path)
+        _check_decoder(path, found.get("decoder"))
+        # A length limit would cut prompts, and padding would lengthen them, without a word.
+        found |= {"truncation": None, "padding": None}
+        self._tokenizer = _make(path, found)
+        self._plain = _make(path, _without_control_tokens(found))
 
     @property
     def size(self) -> int:
-        """Token ids known, special ones included."""
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+        """One more than the largest token id known, special ones included."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode_prompt(self, text: str) -> list[int]:
-        """A whole prompt as its author wrote it: control tokens count, a begin token is added."""
+        """A whole prompt as its author wrote it: control tokens count, a begin token is added.
+
+        Raises RequestError if `text` is not valid Unicode.
+        """
+        _check_text(text)
         return self._tokenizer.encode(text).ids
 
     def encode_text(self, text: str) -> list[int]:
-        """A stretch of plain text: what looks like a control token is spelt out as characters."""
+        """A stretch of plain text: what looks like a control token is spelt out as characters.
+
+        Raises RequestError if `text` is not valid Unicode.
+        """
+        _check_text(text)
         return self._plain.encode(text, add_special_tokens=False).ids
 
     def token_id(self, token: str) -> int | None:
@@ -48,10 +60,55 @@ class Tokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
 
-def _check_json(path: Path, text: str) -> None:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: not JSON: {error}") from error
-    if not isinstance(found, dict) or "model" not in found:
+        raw = path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if raw is None:
+        raise CheckpointError(f"{path}: missing; a model folder needs its tokenizer.json")
+    try:
+        found = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # also a number too long, brackets too deep
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
         raise CheckpointError(f"{path}: not a tokenizer: it has no `model` object")
+    return found
+
+
+def _make(path: Path, found: Mapping[str, Any]) -> _Tokenizer:
+    try:
+        return _Tokenizer.from_buffer(json.dumps(found).encode())
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not a tokenizer: {error}") from error
+
+
+def _check_decoder(path: Path, decoder: object) -> None:
+    """Streamed text is put together by bytes: no other decoder's text could be (`host.text`)."""
+    kinds = [decoder]
+    if isinstance(decoder, dict) and decoder.get("type") == "Sequence":
+        kinds = decoder.get("decoders") or [None]
+    if any(not isinstance(kind, dict) or kind.get("type") != "ByteLevel" for kind in kinds):
+        found = decoder.get("type") if isinstance(decoder, dict) else decoder
+        raise UnsupportedModel(f"{path}: decoder {found!r} is not supported; supported: ByteLevel")
+
+
+def _without_control_tokens(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The same tokenizer without its added tokens, of which text could otherwise spell one.
+
+    Files may list them in the vocabulary as well, where whole words are looked up.
+    """
+    added = {token.get("content") for token in found.get("added_tokens") or ()}
+    model = dict(found["model"])
+    if isinstance(model.get("vocab"), dict):
+        model["vocab"] = {t: i for t, i in model["vocab"].items() if t not in added}
+    return {**found, "model": model, "added_tokens": []}
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            "prompt", f"is not valid Unicode: {error.reason} at character {error.start}"
+        ) from error

@@ -106,7 +106,14 @@ class Scheduler:
         return not self._live and not self._rounds
 
     def add(self, request: Request) -> None:
-        """Queue a request.
+        """Queue a request. Raises what `check` raises."""
+        self.check(request)
+        request.turn = next(self._turns)
+        self._live[request.id] = request
+        self.roster.waiting.append(request)
+
+    def check(self, request: Request) -> None:
+        """Whether `add` would take the request.
 
         Raises RequestError for an id in use, an empty prompt, or one that leaves no room for an
         answer; CapacityError if the pages could never hold it.
@@ -125,9 +132,6 @@ class Scheduler:
         if request.limit > self.context_len:
             raise RequestError("context_len", f"{request.context_len} exceeds {self.context_len}")
         self.roster.footprint.check(request)
-        request.turn = next(self._turns)
-        self._live[request.id] = request
-        self.roster.waiting.append(request)
 
     def abort(self, request_id: str) -> Update | None:
         """End a request now and drop what is in flight for it. None if it is not live."""
