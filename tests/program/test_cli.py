@@ -5,15 +5,22 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from freewheel import Chunk, Piece
 from freewheel.cli import main
+from freewheel.cli.chat import _said
+from freewheel.config import find_model
+from freewheel.engine import Tokenizer
 from freewheel.models.deepseek_v32 import DeepseekV32
-from tests.fixtures.closed_form import perm_run
+from tests.fixtures.closed_form import T32, perm_run, write_json, write_t32
 
 
 class Ran:
@@ -200,3 +207,74 @@ def test_chat_keeps_the_conversation_and_answers_every_line(
     first, second = (json.loads(line) for line in ran.out.splitlines())
     assert ran.code == 0
     assert second["prompt_tokens"] > first["prompt_tokens"] + first["completion_tokens"] - 1
+
+
+def test_a_conversation_is_told_answers_but_not_thoughts() -> None:
+    end = find_tokenizer().token_id("</think>")
+    assert end is not None
+    thought, answer = find_tokenizer().encode_text("hm"), find_tokenizer().encode_text("Yes.")
+    llm = SimpleNamespace(tokenizer=find_tokenizer())
+    for ids, want in (([*thought, end, *answer], "Yes."), (thought, "")):
+        chunk = Chunk((Piece("hmYes.", False),), tuple(ids), None, None)
+        assert _said(llm, [chunk], thinking=True) == want  # type: ignore[arg-type]
+        assert _said(llm, [chunk], thinking=False) == "hmYes."  # type: ignore[arg-type]
+
+
+def find_tokenizer() -> Tokenizer:
+    return Tokenizer(find_model("demo"))
+
+
+def shell(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line of shell in which $F is the command and $M a model."""
+    names = {"F": f"{sys.executable} -m freewheel", "M": str(folder)}
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    set_ = os.environ | names | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run(["bash", "-c", script], env=set_, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "says"),
+    [
+        ("$F generate $M --max-tokens 3 <&-", 2, "standard input is closed"),
+        ("$F chat demo <&-", 2, "standard input is closed"),
+        ("$F generate $M --prompt A --max-tokens 3 >&-", 1, "standard output is closed"),
+        ("$F inspect $M --json >/dev/full", 1, "No space left"),
+        ("printf 'a\\xff' | PYTHONUTF8=1 $F generate $M", 2, "prompt: is not valid Unicode"),
+        ("printf 'a\\xff' | PYTHONIOENCODING=utf-8:strict $F chat demo", 2, "not utf-8"),
+        ("$F generate $M --prompt $'a\\xff'", 2, "prompt: is not valid Unicode"),
+        ("$F generate '/tmp/[/foo]' --prompt A", 2, "/tmp/[/foo]"),
+    ],
+)
+def test_a_broken_surrounding_ends_in_one_plain_line(
+    folders: dict[str, Path], script: str, code: int, says: str
+) -> None:
+    ran = shell(script, folders["t32"])
+    errors = ran.stderr.decode()
+    assert (ran.returncode, ran.stdout) == (code, b"")
+    assert says in errors.replace("\n", " ") and "Traceback" not in errors
+
+
+def test_a_reader_that_leaves_ends_the_run_silently(folders: dict[str, Path]) -> None:
+    script = "$F generate $M --prompt A --max-tokens 90 --ignore-eos | head -c 1; exit $PIPESTATUS"
+    ran = shell(script, folders["perm"])
+    assert ran.returncode in (0, 1) and len(ran.stdout) == 1  # 0 if it was done before
+    assert b"Traceback" not in ran.stderr and b"Exception" not in ran.stderr
+
+
+def test_letters_that_the_output_lacks_are_spelt_out(folders: dict[str, Path]) -> None:
+    options = "--prompt A --max-tokens 30 --temperature 0 --ignore-eos"
+    plain = shell(f"$F generate $M {options} --json", folders["t32"])
+    text = json.loads(plain.stdout)["text"]
+    assert not text.isascii()
+    in_ascii = shell(f"$F generate $M {options} --json", folders["t32"], PYTHONIOENCODING="ascii")
+    assert in_ascii.stdout.isascii() and json.loads(in_ascii.stdout)["text"] == text
+    spelt = shell(f"$F generate $M {options}", folders["t32"], PYTHONIOENCODING="ascii")
+    assert spelt.returncode == 0
+    assert spelt.stdout == text.encode("ascii", "backslashreplace") + b"\n"
+
+
+def test_inspect_refuses_what_could_not_be_loaded(freewheel: Any, tmp_path: Path) -> None:
+    folder = write_t32(tmp_path / "t32")
+    write_json(folder / "config.json", T32 | {"kv_lora_rank": 64})
+    ran = freewheel("inspect", folder)
+    assert ran.code == 2 and "kv_a_layernorm" in ran.err and not ran.out

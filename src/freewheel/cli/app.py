@@ -11,7 +11,7 @@ import typer
 
 import freewheel
 from freewheel.cli import audit, chat, generate, inspect
-from freewheel.cli.terminal import fail
+from freewheel.cli.terminal import accept_any_letter, fail
 from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -45,6 +45,10 @@ def options(
 
 def main() -> None:
     """Run the command line; the console script."""
+    if sys.stdout is None:
+        fail("standard output is closed")
+        sys.exit(FAILED)
+    accept_any_letter()
     try:
         app()
     except (CheckpointError, ConfigError, RequestError) as error:
@@ -55,7 +59,9 @@ def main() -> None:
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # The reader has left, as `| head` does; a later flush at exit must not complain.
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # else the reader has left, as `| head` does
+            fail(str(error))
+        # A later flush at exit must not complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)

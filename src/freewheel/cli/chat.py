@@ -9,11 +9,18 @@ from typing import Annotated
 
 import typer
 
-from freewheel import LLM, SamplingParams
-from freewheel.chat import Message, encode_chat
+from freewheel import LLM, Chunk, SamplingParams
+from freewheel.chat import NO_THINK, Message, encode_chat
 from freewheel.cli import options as o
 from freewheel.cli.generate import answer_object, summary
-from freewheel.cli.terminal import messages, open_llm, write_json, write_pieces
+from freewheel.cli.terminal import (
+    is_typed,
+    messages,
+    open_llm,
+    read_input,
+    write_json,
+    write_pieces,
+)
 
 
 def chat(
@@ -56,23 +63,24 @@ def chat(
         prompt = encode_chat(
             llm.spec.family, turns, llm.tokenizer.encode_text, llm.tokenizer.token_id, thinking
         )
-        turns.append(Message("assistant", _answer(llm, prompt, params, json)))
+        chunks = _answer(llm, prompt, params, json)
+        turns.append(Message("assistant", _said(llm, chunks, thinking)))
 
 
 def _questions() -> Iterator[str]:
     """Lines of standard input, with a prompt on a terminal."""
-    interactive = sys.stdin.isatty()
+    interactive = is_typed()
     while True:
         if interactive:
             messages.print("[bold]> ", end="")
-        line = sys.stdin.readline().rstrip("\n")
+        line = read_input(line=True).rstrip("\n")
         if not line:
             return
         yield line
 
 
-def _answer(llm: LLM, prompt: list[int], params: SamplingParams, json: bool) -> str:
-    chunks = []
+def _answer(llm: LLM, prompt: list[int], params: SamplingParams, json: bool) -> list[Chunk]:
+    chunks: list[Chunk] = []
     for chunk in llm.stream(prompt, params):
         chunks.append(chunk)
         if not json:
@@ -82,5 +90,16 @@ def _answer(llm: LLM, prompt: list[int], params: SamplingParams, json: bool) -> 
     else:
         sys.stdout.write("\n")
         sys.stdout.flush()
-        messages.print(f"[dim]{summary(chunks[-1].metrics)}", soft_wrap=True)
-    return "".join(chunk.text for chunk in chunks)
+        metrics = chunks[-1].metrics
+        assert metrics is not None
+        messages.print(f"[dim]{summary(metrics)}", soft_wrap=True)
+    return chunks
+
+
+def _said(llm: LLM, chunks: list[Chunk], thinking: bool) -> str:
+    """What later turns are told of an answer: not the thoughts before it."""
+    if not thinking:
+        return "".join(chunk.text for chunk in chunks)
+    ids = [token for chunk in chunks for token in chunk.token_ids]
+    end = llm.tokenizer.token_id(NO_THINK)
+    return llm.tokenizer.decode(ids[ids.index(end) + 1 :]) if end in ids else ""

@@ -10,7 +10,14 @@ import typer
 
 from freewheel import LLM, Chunk, Metrics, SamplingParams
 from freewheel.cli import options as o
-from freewheel.cli.terminal import messages, open_llm, write_json, write_pieces
+from freewheel.cli.terminal import (
+    is_typed,
+    messages,
+    open_llm,
+    read_input,
+    write_json,
+    write_pieces,
+)
 from freewheel.errors import RequestError
 
 
@@ -73,9 +80,9 @@ def generate(
 
 def read_prompt(prompt: str | None) -> str:
     """The option's text, or all of standard input. Raises RequestError if that is empty."""
-    if prompt is None and sys.stdin.isatty():
+    if prompt is None and is_typed():
         raise RequestError("prompt", "give --prompt TEXT, or pipe the text in")
-    text = sys.stdin.read() if prompt is None or prompt == "-" else prompt
+    text = read_input() if prompt is None or prompt == "-" else prompt
     if not text:
         raise RequestError("prompt", "is empty; it needs at least one token")
     return text

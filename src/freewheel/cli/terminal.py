@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -10,10 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from freewheel import LLM, Piece
+from freewheel.errors import RequestError
 
 ACCEPTED = "green"
 """Style of text that came from an accepted draft."""
@@ -25,6 +28,27 @@ answers = Console(highlight=False, soft_wrap=True, markup=False)
 def fail(message: str) -> None:
     """An error, on standard error."""
     messages.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+
+
+def accept_any_letter() -> None:
+    """Letters that standard output's encoding lacks are spelt out; they do not end the run."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def is_typed() -> bool:
+    """Somebody types the input."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def read_input(*, line: bool = False) -> str:
+    """Standard input, whole or its next line. Raises RequestError if it is closed or not text."""
+    if sys.stdin is None:
+        raise RequestError("prompt", "standard input is closed")
+    try:
+        return sys.stdin.readline() if line else sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError("prompt", f"standard input is not {error.encoding}: {error}") from error
 
 
 def write_pieces(pieces: tuple[Piece, ...]) -> None:
@@ -40,8 +64,9 @@ def write_pieces(pieces: tuple[Piece, ...]) -> None:
 
 
 def write_json(value: object) -> None:
-    """One JSON object on one line of standard output."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    """One JSON object on one line of standard output, in letters that its encoding has."""
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    sys.stdout.write(json.dumps(value, ensure_ascii=encoding != "utf8") + "\n")
     sys.stdout.flush()
 
 
@@ -49,12 +74,12 @@ def write_json(value: object) -> None:
 def loading(what: str) -> Iterator[Callable[[int, int], None]]:
     """A callback for (bytes read, bytes in all): a bar on a terminal, one line off it."""
     if not messages.is_terminal:
-        messages.print(f"loading {what}")
+        messages.print(f"loading {what}", markup=False, soft_wrap=True)
         yield lambda done, total: None
         return
     columns = (TextColumn("[dim]{task.description}"), BarColumn(bar_width=30), DownloadColumn())
     with Progress(*columns, console=messages, transient=True) as bar:
-        task: TaskID = bar.add_task(f"loading {what}", total=None)
+        task: TaskID = bar.add_task(escape(f"loading {what}"), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
