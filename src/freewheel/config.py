@@ -54,6 +54,10 @@ class EngineConfig:
     guard: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str | Path):
+            raise ConfigError(f"model: must be a name or a folder, got {self.model!r}")
+        if not isinstance(self.guard, bool):
+            raise ConfigError(f"guard: must be True or False, got {self.guard!r}")
         _check_range("speculate", self.speculate, 0, MAX_DEPTH)
         _check_range("run_ahead", self.run_ahead, 0, MAX_RUN_AHEAD)
         _check_range("chunk", self.chunk, MAX_VERIFY_WIDTH + 1, 1 << 16)
@@ -98,12 +102,19 @@ def find_model(name: str) -> Path:
     """The folder of a shipped model or of a path. Raises CheckpointError if there is none."""
     if name in SHIPPED_MODELS:
         return Path(str(files("freewheel") / "checkpoints" / name))
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"model: {name!r} is neither a folder nor a shipped model ({', '.join(SHIPPED_MODELS)})"
-        )
-    return folder
+    if name and _is_folder(name):
+        return Path(name).expanduser()
+    raise CheckpointError(
+        f"model: {name!r} is neither a folder nor a shipped model ({', '.join(SHIPPED_MODELS)})"
+    )
+
+
+def _is_folder(name: str) -> bool:
+    """Whether `name` is a folder that can be looked into."""
+    try:
+        return Path(name).expanduser().is_dir()
+    except (OSError, RuntimeError):  # a name too long, a folder above it closed; no such user
+        return False
 
 
 def _check_range(option: str, value: int, low: int, high: int) -> None:

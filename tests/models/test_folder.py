@@ -137,6 +137,100 @@ def test_missing_and_broken_files_are_named(single: Path, tmp_path: Path) -> Non
         open_folder(single)
 
 
+JSON_FILES = ["config.json", "generation_config.json", INDEX]
+NO_OBJECTS = {
+    "empty": b"",
+    "deep": b'{"a": ' + b"[" * 100_000,
+    "long": b'{"a": 1' + b"0" * 5000 + b"}",
+    "marked": b"\xef\xbb\xbf{}",
+    "binary": b"\xff{}",
+    "list": b"[]",
+}
+
+
+@pytest.mark.parametrize("name", JSON_FILES)
+@pytest.mark.parametrize(
+    "text",
+    ["", '{"a": ' + "[" * 100_000, '{"a": 1' + "0" * 5000 + "}", "\ufeff{}", b"\xff{}", "[]"],
+)
+def test_what_is_no_json_object_is_refused_by_file(
+    single: Path, name: str, text: str | bytes
+) -> None:
+    (single / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        open_folder(single)
+
+
+@pytest.mark.parametrize("name", [*JSON_FILES, "model.safetensors"])
+@pytest.mark.parametrize("kind", ["folder", "dangling", "loop", "unreadable"])
+def test_what_cannot_be_read_as_a_file_is_named(
+    single: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = single / name
+    file.unlink(missing_ok=True)
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "unreadable":
+        file.write_bytes(b"{}")
+        refuse(monkeypatch, file)
+    else:
+        file.symlink_to(name if kind == "loop" else "nowhere")
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        open_folder(single)
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+    """Let `file` be one that this user may not read, whoever runs the tests."""
+    read, opened = Path.read_bytes, Path.open
+
+    def checked(path: Path) -> None:
+        if path == file:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", lambda p: (checked(p), read(p))[1])
+    monkeypatch.setattr(Path, "open", lambda p, *a, **k: (checked(p), opened(p, *a, **k))[1])
+
+
+def test_a_link_to_a_weight_file_is_followed(single: Path) -> None:
+    before = weights(single)
+    (single / "model.safetensors").rename(single / "blob")
+    (single / "model.safetensors").symlink_to("blob")
+    assert_same(before, weights(single))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/etc/passwd", "a/b", "a\0b", "x" * 300, 5, None])
+def test_an_index_may_name_only_what_can_be_a_file_of_the_folder(
+    sharded: Path, name: object
+) -> None:
+    index = json.loads((sharded / INDEX).read_text())
+    index["weight_map"]["model.norm.weight"] = name
+    write_json(sharded / INDEX, index)
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight .*not a file name"):
+        open_folder(sharded)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_hidden_layers": 4096, "n_routed_experts": 16384}, {"n_routed_experts": 16384}]
+)
+def test_a_config_of_far_more_tensors_than_there_are_is_refused_soon(
+    single: Path, changes: dict[str, int]
+) -> None:
+    write_json(single / "config.json", T32 | changes)
+    with pytest.raises(CheckpointError, match="num_hidden_layers and n_routed_experts"):
+        weights(single)
+
+
+@pytest.mark.parametrize(
+    "name",
+    "hidden_size q_lora_rank kv_lora_rank qk_nope_head_dim v_head_dim vocab_size intermediate_size "
+    "moe_intermediate_size index_head_dim".split(),
+)
+def test_the_largest_sizes_that_are_taken_overflow_nothing(single: Path, name: str) -> None:
+    write_json(single / "config.json", T32 | {name: 1 << 20})
+    with pytest.raises(CheckpointError, match="of another shape"):
+        weights(single)
+
+
 def test_pickled_weights_are_never_read(single: Path) -> None:
     (single / "model.safetensors").rename(single / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is not safetensors"):

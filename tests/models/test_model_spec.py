@@ -228,6 +228,15 @@ CONTRADICTIONS: dict[str, Config] = {
     "rms_norm_eps": {"rms_norm_eps": float("nan")},
     "mlp_layer_types": {"mlp_layer_types": ["dense"]},
     "eos_token_id": {"eos_token_id": [1, -1]},
+    "eos_token_id must be below": {"eos_token_id": [1, 264]},
+    "eos_token_id lists 9": {"eos_token_id": list(range(9))},
+    "bos_token_id": {"bos_token_id": 264},
+    "rope_theta must": {"rope_theta": 0},
+    "rms_norm_eps must": {"rms_norm_eps": -1e-6},
+    "factor must": {"rope_scaling": YARN | {"factor": 0}},
+    "beta_fast": {"rope_scaling": YARN | {"beta_fast": 0}},
+    "beta_slow": {"rope_scaling": YARN | {"beta_slow": -1}},
+    "mscale_all_dim": {"rope_scaling": YARN | {"mscale_all_dim": -10}},
 }
 
 
@@ -235,6 +244,36 @@ CONTRADICTIONS: dict[str, Config] = {
 def test_contradictions_and_wrong_kinds_are_named(name: str) -> None:
     with pytest.raises(CheckpointError, match=name):
         read_model_spec(T32 | CONTRADICTIONS[name])
+
+
+WHOLE_NUMBERS = [name for name, value in T32.items() if type(value) is int]
+
+
+@pytest.mark.parametrize("name", [*WHOLE_NUMBERS, "rope_theta", "rms_norm_eps"])
+@pytest.mark.parametrize(
+    "value", [10**400, -(10**400), float("inf"), "1e999", [[1]], {"a": 1}, True], ids=range(7)
+)
+def test_no_value_of_a_number_is_taken_that_could_not_be_meant(name: str, value: object) -> None:
+    if name == "moe_layer_freq" and value is True:
+        pytest.skip("True equals the one value that is supported")
+    with pytest.raises(CheckpointError, match=name):
+        read_model_spec(T32 | {name: value})
+
+
+@pytest.mark.parametrize("name", WHOLE_NUMBERS)
+def test_sizes_far_above_any_models_are_refused_by_name(name: str) -> None:
+    with pytest.raises(CheckpointError, match=name):
+        read_model_spec(T32 | {name: 10**12})
+
+
+def test_no_more_keys_are_picked_than_there_are_positions() -> None:
+    spec = read_model_spec(T32 | {"index_topk": 1 << 20})
+    assert spec.topk == spec.max_positions == 128
+
+
+def test_ids_of_generation_config_are_checked_too() -> None:
+    with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id.*264"):
+        read_model_spec(T32, {"eos_token_id": 9999})
 
 
 def test_the_first_layer_must_pick_and_every_layer_must_be_described() -> None:

@@ -55,7 +55,9 @@ def test_drafts_are_accepted_alike_whatever_the_chunks() -> None:
     """Were the drafter's cache wrong at a chunk's tail, only acceptance would tell."""
     counts: set[tuple[int, ...]] = set()
     for chunk in (9, 16, 64, 256):
-        llm = LLM("demo", context_len=512, chunk=chunk, dtype="float64", max_batch=1, prefill_batch=1)
+        llm = LLM(
+            "demo", context_len=512, chunk=chunk, dtype="float64", max_batch=1, prefill_batch=1
+        )
         outputs = llm.generate([LONG, LONG[:90]], GREEDY)
         counts.add(tuple(n for o in outputs for n in (o.metrics.rounds, o.metrics.accepted)))
     assert len(counts) == 1

@@ -51,23 +51,32 @@ def open_folder(path: str | Path) -> ModelFolder:
         raise CheckpointError(f"{folder}: no such folder")
     config = _read_json(folder / "config.json")
     generation_file = folder / "generation_config.json"
-    generation = _read_json(generation_file) if generation_file.exists() else None
+    generation = _read_json(generation_file) if _exists(generation_file) else None
     spec = read_model_spec(config, generation)
     index = folder / INDEX
-    tensors, notes = _read_indexed(folder, index) if index.exists() else _read_all(folder)
+    tensors, notes = _read_indexed(folder, index) if _exists(index) else _read_all(folder)
     return ModelFolder(folder, spec, tensors, (*spec.notes, *notes))
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
+    try:
+        raw = file.read_bytes() if file.is_file() else None
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
+    if raw is None:
         raise CheckpointError(f"{file}: the file is missing")
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        value = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # also a number too long, brackets too deep
         raise CheckpointError(f"{file}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{file}: must hold a JSON object")
     return value
+
+
+def _exists(file: Path) -> bool:
+    """Whether there is an optional file. A link that leads nowhere is not an absent one."""
+    return file.exists() or file.is_symlink()
 
 
 def _read_indexed(folder: Path, index: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
@@ -107,9 +116,17 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(assigned, dict) or not assigned:
         raise CheckpointError(f"{index}: weight_map is missing or empty")
     for tensor, file in assigned.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or not _is_file_name(file):
             raise CheckpointError(f"{index}: {tensor} is in {file!r}, which is not a file name")
     return assigned
+
+
+def _is_file_name(name: str) -> bool:
+    """A name that leads to no other folder, and that a file system can hold."""
+    encoded = name.encode(errors="replace")
+    return (
+        Path(name).name == name not in ("", "..") and len(encoded) <= 255 and b"\0" not in encoded
+    )
 
 
 def _read_all(folder: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
@@ -132,10 +149,16 @@ def _read_all(folder: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
 
 
 def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Name, shape and dtype of each tensor. Raises CheckpointError if the file is cut short."""
-    size = file.stat().st_size
-    with file.open("rb") as handle:
-        start = handle.read(8)
+    """Name, shape and dtype of each tensor.
+
+    Raises CheckpointError if the file cannot be read or is cut short.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as handle:
+            start = handle.read(8)
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
     header = int.from_bytes(start, "little")
     if len(start) < 8 or 8 + header > size:
         raise CheckpointError(f"{file}: truncated: {size} bytes do not hold its header")

@@ -28,6 +28,10 @@ STORED_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
 """Dtypes that can be read, by safetensors' names, and their size."""
 
 
+MOST_MISSING = 100_000
+"""Tensors that a folder may lack before it is the config that must be wrong."""
+
+
 class Catalogue:
     """Records what a model asks for, and hands out tensors without memory."""
 
@@ -43,6 +47,11 @@ class Catalogue:
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         self.wanted[name] = tuple(shape)
+        if len(self.wanted) > len(self._stored) + MOST_MISSING:
+            raise CheckpointError(
+                f"config.json: its num_hidden_layers and n_routed_experts ask for far more tensors "
+                f"than the {len(self._stored)} that the folder holds"
+            )
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
     def same(self, name: str, other: str) -> bool:

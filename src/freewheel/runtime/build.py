@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from freewheel.config import Decisions, EngineConfig, find_model
 from freewheel.decode import ChainDrafter, Drafter, LookupDrafter, NoDrafter
-from freewheel.errors import ConfigError
-from freewheel.models import ModelFolder, load_folder, open_folder
-from freewheel.models.base import DraftHead
+from freewheel.errors import CheckpointError, ConfigError
+from freewheel.models import Catalogue, ModelFolder, load_folder, load_model, open_folder
+from freewheel.models.accounting import check_tensors
+from freewheel.models.base import DraftHead, Model
 from freewheel.models.load import has_mtp_weights
 from freewheel.ops import load_kernels
 from freewheel.runtime.executor import Executor
@@ -36,31 +37,41 @@ class Built:
     notes: tuple[str, ...]
 
 
-def build(config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> Built:
+def build(
+    config: EngineConfig,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    tokenizer_size: int = 0,
+) -> Built:
     """Load the model of `config` and make its executor. No graph is captured yet.
 
-    `progress` is called with (bytes read, bytes in all). Raises CheckpointError or ConfigError
-    before memory is taken for weights.
+    `progress` is called with (bytes read, bytes in all). `tokenizer_size`: token ids that the
+    folder's tokenizer may give. Raises CheckpointError or ConfigError before memory is taken for
+    weights.
     """
     decisions = Decisions()
     folder = open_folder(find_model(config.model))
+    if tokenizer_size > folder.spec.vocab_size:
+        raise CheckpointError(
+            f"tokenizer.json: knows ids up to {tokenizer_size - 1}, but the model has "
+            f"{folder.spec.vocab_size} tokens; the folder mixes two models"
+        )
     drafter = resolve_drafter(config, folder, decisions)
     device = resolve_device(config, decisions)
     graph = resolve_graph(config, device, decisions)
     dtype = resolve_dtype(config, device, decisions)
-    context_len = config.context_len or folder.spec.max_positions
+    groups = sketch(config, folder, drafter, dtype).model.cache_groups(config.page_size, dtype)
+    sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
     torch.set_num_threads(config.threads)
     load_kernels(device)
     loaded = load_folder(
         folder,
         DTYPES[dtype],
         device=device,
-        positions=context_len,
+        positions=sizes.row_width,
         mtp=drafter == "mtp",
         progress=progress,
     )
-    groups = loaded.model.cache_groups(config.page_size, dtype)
-    sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
     ladder = config.ladder()
     executor = Executor(
         loaded.model,
@@ -75,6 +86,24 @@ def build(config: EngineConfig, progress: Callable[[int, int], None] | None = No
         guard=config.guard,
     )
     return Built(folder.spec, ladder, groups, sizes, executor, decisions, loaded.report.notes)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A model without memory, and the names and shapes of the tensors that it asked for."""
+
+    model: Model
+    head: DraftHead | None
+    wanted: Mapping[str, tuple[int, ...]]
+
+
+def sketch(config: EngineConfig, folder: ModelFolder, drafter: str, dtype: str) -> Sketch:
+    """The model from headers alone. Raises CheckpointError if the folder does not hold it."""
+    catalogue = Catalogue(folder.tensors, DTYPES[dtype])
+    positions, mtp = config.context_len or folder.spec.max_positions, drafter == "mtp"
+    model, head = load_model(folder.spec, catalogue, positions=positions, mtp=mtp)
+    check_tensors(folder, catalogue, mtp)
+    return Sketch(model, head, catalogue.wanted)
 
 
 def resolve_drafter(config: EngineConfig, folder: ModelFolder, decisions: Decisions) -> str:

@@ -38,8 +38,8 @@ def plan_memory(
         )
     wanted = tuple(config.max_batch * group.pages_for(context_len) for group in groups)
     cost = sum(n * group.page_bytes for n, group in zip(wanted, groups, strict=True))
-    share = min(1.0, config.cache_bytes / cost)
-    pages = tuple(int(n * share) for n in wanted)
+    budget = min(config.cache_bytes, cost)
+    pages = tuple(n * budget // cost for n in wanted)
     for group, count in zip(groups, pages, strict=True):
         needed = group.pages_for(context_len)
         if count < needed:
@@ -47,7 +47,8 @@ def plan_memory(
                 f"cache_bytes: {config.cache_bytes} leaves {count} pages of {group.name}, and one "
                 f"request of {context_len} tokens takes {needed}; raise it or lower context_len"
             )
-    if share < 1:
+    if budget < cost:
+        share = budget / cost
         decisions.note(
             "pages", pages, f"cache_bytes holds {share:.0%} of {config.max_batch} full contexts"
         )

@@ -7,15 +7,14 @@ import math
 from dataclasses import dataclass
 
 from freewheel.config import Decision, Decisions, EngineConfig, find_model
-from freewheel.models import Catalogue, load_model, open_folder
+from freewheel.models import open_folder
 from freewheel.nn.source import held_tensors
-from freewheel.runtime.build import resolve_device, resolve_drafter, resolve_dtype
+from freewheel.runtime.build import resolve_device, resolve_drafter, resolve_dtype, sketch
 from freewheel.runtime.memory import Sizes, plan_memory
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.model import ModelSpec
 from freewheel.spec.shape import ShapeLadder
 from freewheel.state import Arena, CachePool, SequenceState
-from freewheel.state.pool import DTYPES
 
 
 @dataclass(frozen=True)
@@ -39,18 +38,16 @@ def survey(config: EngineConfig) -> Survey:
     folder = open_folder(find_model(config.model))
     drafter = resolve_drafter(config, folder, decisions)
     dtype = resolve_dtype(config, resolve_device(config, decisions), decisions)
-    catalogue = Catalogue(folder.tensors, DTYPES[dtype])
-    context_len = config.context_len or folder.spec.max_positions
-    model, head = load_model(folder.spec, catalogue, positions=context_len, mtp=drafter == "mtp")
-    groups = model.cache_groups(config.page_size, dtype)
+    found = sketch(config, folder, drafter, dtype)
+    groups = found.model.cache_groups(config.page_size, dtype)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
     arena = Arena("meta")
     SequenceState.build(arena, sizes.rows, sizes.row_width, groups)
     CachePool(arena, groups, sizes.pages)
-    weights = sum(t.numel() * t.element_size() for t in held_tensors(model, head))
+    weights = sum(t.numel() * t.element_size() for t in held_tensors(found.model, found.head))
     return Survey(
         spec=folder.spec,
-        parameters=sum(math.prod(shape) for shape in catalogue.wanted.values()),
+        parameters=sum(math.prod(shape) for shape in found.wanted.values()),
         dtype=dtype,
         groups=groups,
         sizes=sizes,

@@ -14,6 +14,26 @@ T = TypeVar("T")
 MISSING = object()
 """What `Fields.get` returns for a field that is absent or null."""
 
+MOST = {
+    "bos_token_id": 1 << 24,
+    "eos_token_id": 1 << 24,
+    "index_n_heads": 1 << 12,
+    "index_topk": 1 << 24,
+    "max_position_embeddings": 1 << 24,
+    "n_routed_experts": 1 << 14,
+    "n_shared_experts": 1 << 10,
+    "num_attention_heads": 1 << 12,
+    "num_hidden_layers": 1 << 12,
+    "original_max_position_embeddings": 1 << 24,
+    "vocab_size": 1 << 24,
+}
+"""The largest whole numbers that are taken for meant; MOST_OTHERWISE for any other field.
+
+All are far above any model's, and no size of a tensor that is made of them overflows.
+"""
+
+MOST_OTHERWISE = 1 << 20
+
 
 class Fields:
     """A JSON object and the record of which of its fields have been read.
@@ -36,7 +56,10 @@ class Fields:
         return self.get(name) is not MISSING
 
     def whole(self, name: str, default: int | None = None, low: int = 1) -> int:
-        """An integer of at least `low`. Raises CheckpointError if not, or absent and no default."""
+        """An integer from `low` to what MOST says.
+
+        Raises CheckpointError if it is not, or absent with no default.
+        """
         value = self.get(name)
         if value is MISSING:
             return self._default(name, default)
@@ -48,6 +71,13 @@ class Fields:
         if value is MISSING:
             return self._default(name, default)
         return self.as_number(name, value)
+
+    def positive(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0. Raises CheckpointError if not, or absent with no default."""
+        number = self.number(name, default)
+        if number <= 0:
+            raise self.wrong(name, "above 0", number)
+        return number
 
     def flag(self, name: str, default: bool | None = None) -> bool:
         """A boolean. Raises CheckpointError if it is not, or absent with no default."""
@@ -94,22 +124,35 @@ class Fields:
                 raise self.wrong(name, "a number", value) from None
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(name, "a number", value)
-        if not math.isfinite(value):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
             raise self.wrong(name, "a finite number", value)
-        return float(value)
+        return number
 
     def as_whole(self, name: str, value: object, low: int) -> int:
-        """`value` as an int of at least `low`."""
+        """`value` as an int from `low` to what MOST says of the field."""
         number = self.as_number(name, value)
         if number != int(number) or number < low:
             raise self.wrong(name, f"a whole number of at least {low}", value)
+        most = MOST.get(name, MOST_OTHERWISE)
+        if number > most:
+            raise self.wrong(name, f"at most {most}", value)
         return int(number)
 
     def wrong(self, name: str, wanted: str, value: object) -> CheckpointError:
         """The error to raise for a value of the wrong kind."""
-        return CheckpointError(f"{self.where}: {name} must be {wanted}, got {value!r}")
+        return CheckpointError(f"{self.where}: {name} must be {wanted}, got {_shown(value)}")
 
     def _default(self, name: str, default: T | None) -> T:
         if default is None:
             raise CheckpointError(f"{self.where}: the field {name} is missing")
         return default
+
+
+def _shown(value: object) -> str:
+    """`value` as the file spells it, cut where nobody would read on."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."

@@ -11,6 +11,7 @@ from freewheel.spec.config_fields import MISSING, Fields
 from freewheel.spec.layer_kinds import full_layers, sparse_layers
 from freewheel.spec.model import AttentionSpec, IndexerSpec, ModelSpec, MoeSpec, MtpSpec
 from freewheel.spec.rope_config import read_rope
+from freewheel.spec.sampling import MAX_STOP_IDS
 
 FAMILIES = ("deepseek_v32", "glm_moe_dsa")
 """Values of `model_type` that Freewheel runs."""
@@ -84,28 +85,30 @@ def read_model_spec(
     fields = Fields(config, "config.json")
     family = _family(fields)
     _refuse_other_maths(fields)
-    layers = fields.whole("num_hidden_layers")
+    layers, vocab_size = fields.whole("num_hidden_layers"), fields.whole("vocab_size")
     max_positions = fields.whole("max_position_embeddings")
     rope, scale_factor = read_rope(fields, fields.whole("qk_rope_head_dim", low=2), max_positions)
     sparse = sparse_layers(fields, layers)
     mtp = _mtp(fields, layers, sparse)
     spec = ModelSpec(
         family=family,
-        vocab_size=fields.whole("vocab_size"),
+        vocab_size=vocab_size,
         hidden_size=fields.whole("hidden_size"),
         layers=layers,
         dense_width=fields.whole("intermediate_size"),
-        norm_eps=fields.number("rms_norm_eps"),
+        norm_eps=fields.positive("rms_norm_eps"),
         max_positions=max_positions,
         tied_head=fields.flag("tie_word_embeddings", False),
         attention=_attention(fields, scale_factor),
-        indexer=_indexer(fields, family, layers),
+        indexer=_indexer(fields, family, layers, max_positions),
         rope=rope,
         moe=_moe(fields) if any(sparse) or (mtp is not None and mtp.sparse) else None,
         sparse_layers=sparse[:layers],
         mtp=mtp,
-        bos_id=fields.whole("bos_token_id", low=0) if fields.has("bos_token_id") else None,
-        eos_ids=_eos_ids(fields, Fields(generation_config or {}, "generation_config.json")),
+        bos_id=_bos_id(fields, vocab_size),
+        eos_ids=_eos_ids(
+            (fields, Fields(generation_config or {}, "generation_config.json")), vocab_size
+        ),
         notes=_notes(fields),
     )
     return _with_ignored(spec, fields)
@@ -167,7 +170,7 @@ def _attention(fields: Fields, scale_factor: float) -> AttentionSpec:
     )
 
 
-def _indexer(fields: Fields, family: str, layers: int) -> IndexerSpec:
+def _indexer(fields: Fields, family: str, layers: int, max_positions: int) -> IndexerSpec:
     dim, rope_dim = fields.whole("index_head_dim"), fields.whole("qk_rope_head_dim")
     if dim < rope_dim:
         raise CheckpointError(
@@ -176,7 +179,7 @@ def _indexer(fields: Fields, family: str, layers: int) -> IndexerSpec:
     return IndexerSpec(
         heads=fields.whole("index_n_heads"),
         dim=dim,
-        topk=fields.whole("index_topk"),
+        topk=min(fields.whole("index_topk"), max_positions),  # there are no more keys to pick
         interleaved=fields.flag("indexer_rope_interleave", family == GLM),
         full_layers=_own_indexers(fields, family, layers),
     )
@@ -231,17 +234,34 @@ def _mtp(fields: Fields, layers: int, sparse: tuple[bool, ...]) -> MtpSpec | Non
     return MtpSpec(layer=layers, sparse=own)
 
 
-def _eos_ids(config: Fields, generation: Fields) -> tuple[int, ...]:
-    """End-of-sequence ids of both files, each an id or a list, in order and once."""
+def _bos_id(fields: Fields, vocab_size: int) -> int | None:
+    value = fields.get("bos_token_id")
+    return None if value is MISSING else _token_id(fields, "bos_token_id", value, vocab_size)
+
+
+def _eos_ids(files: tuple[Fields, ...], vocab_size: int) -> tuple[int, ...]:
+    """End-of-sequence ids of all files, each an id or a list, in order and once."""
     ids: dict[int, None] = {}
-    for fields in (config, generation):
+    for fields in files:
         value = fields.get("eos_token_id")
         if value is MISSING:
             continue
         listed = fields.items("eos_token_id") if isinstance(value, list | tuple) else (value,)
         for item in listed or ():
-            ids[fields.as_whole("eos_token_id", item, low=0)] = None
+            ids[_token_id(fields, "eos_token_id", item, vocab_size)] = None
+    if len(ids) > MAX_STOP_IDS:
+        where = " and ".join(fields.where for fields in files)
+        raise UnsupportedModel(
+            f"{where}: eos_token_id lists {len(ids)} ids; at most {MAX_STOP_IDS} are supported"
+        )
     return tuple(ids)
+
+
+def _token_id(fields: Fields, name: str, value: object, vocab_size: int) -> int:
+    token = fields.as_whole(name, value, low=0)
+    if token >= vocab_size:
+        raise fields.wrong(name, f"below vocab_size ({vocab_size})", value)
+    return token
 
 
 def _notes(fields: Fields) -> tuple[str, ...]:

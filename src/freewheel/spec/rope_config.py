@@ -87,9 +87,9 @@ def _unkeyed(config: Fields, values: Mapping[str, object], name: str) -> Mapping
 def _theta(config: Fields, settings: Fields) -> float:
     """The rotary base. It has no default: a wrong one spoils long contexts without an error."""
     outer, inner = config.get("rope_theta"), settings.get("rope_theta")
-    if inner is MISSING:
-        return config.number("rope_theta")
-    theta = settings.number("rope_theta")
+    theta = (config if inner is MISSING else settings).number("rope_theta")
+    if theta <= 1:
+        raise config.wrong("rope_theta", "above 1", theta)
     if outer is not MISSING and config.number("rope_theta") != theta:
         raise CheckpointError(
             f"{config.where}: rope_theta is {outer!r} at the top, {inner!r} in the rotary settings"
@@ -109,8 +109,8 @@ def _refuse_unknown(settings: Fields, kind: str) -> None:
 
 def _read_yarn(settings: Fields, max_positions: int) -> tuple[YarnSpec, float]:
     original = settings.whole("original_max_position_embeddings", max_positions)
-    factor = settings.number("factor", max_positions / original)
-    mscale, mscale_all_dim = settings.number("mscale", 0.0), settings.number("mscale_all_dim", 0.0)
+    factor = settings.positive("factor", max_positions / original)
+    mscale, mscale_all_dim = _mscale(settings, "mscale"), _mscale(settings, "mscale_all_dim")
     if mscale and mscale_all_dim:
         derived = yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
     else:
@@ -118,12 +118,20 @@ def _read_yarn(settings: Fields, max_positions: int) -> tuple[YarnSpec, float]:
     yarn = YarnSpec(
         factor=factor,
         original_positions=original,
-        beta_fast=settings.number("beta_fast", 32.0),
-        beta_slow=settings.number("beta_slow", 1.0),
-        cos_sin_factor=settings.number("attention_factor", derived),
+        beta_fast=settings.positive("beta_fast", 32.0),
+        beta_slow=settings.positive("beta_slow", 1.0),
+        cos_sin_factor=settings.positive("attention_factor", derived),
         truncate=settings.flag("truncate", True),
     )
     return yarn, yarn_mscale(factor, mscale_all_dim) ** 2 if mscale_all_dim else 1.0
+
+
+def _mscale(settings: Fields, name: str) -> float:
+    """0 is as good as absent."""
+    value = settings.number(name, 0.0)
+    if value < 0:
+        raise settings.wrong(name, "at least 0", value)
+    return value
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:

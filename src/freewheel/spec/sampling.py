@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import cast
 
 from freewheel.errors import RequestError
 
@@ -31,8 +31,8 @@ class SamplingParams:
 
     `temperature` 0 is greedy. Filters apply in the order temperature, top_k, top_p, min_p, each
     to what the one before left. `seed` None draws one; a given seed makes the text reproducible,
-    whatever the draft depth or the company. `max_tokens` None runs to the context limit.
-    Raises RequestError on the first field out of range.
+    whatever the draft depth or the company. `max_tokens` None runs to the context limit. `stop` and
+    `stop_token_ids` may be given as lists. Raises RequestError on the first field out of range.
     """
 
     temperature: float = 1.0
@@ -64,13 +64,16 @@ class SamplingParams:
                 raise RequestError("min_tokens", f"exceeds max_tokens ({self.max_tokens})")
         if self.seed is not None:
             _check_count("seed", self.seed, -(2**63), 2**63 - 1)
-        _check_stops(self.stop, self.stop_token_ids)
+        for flag in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            _check_flag(flag, vars(self)[flag])
+        object.__setattr__(self, "stop", _stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
 
 
 def _check_number(field: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(field, f"must be a number, got {value!r}")
-    if not math.isfinite(value) or not low <= value <= high:
+    if not low <= value <= high:  # NaN is not, either
         raise RequestError(field, f"must be between {low:g} and {high:g}, got {value!r}")
 
 
@@ -81,12 +84,34 @@ def _check_count(field: str, value: object, low: int, high: int = 2**31 - 1) -> 
         raise RequestError(field, f"must be between {low} and {high}, got {value}")
 
 
-def _check_stops(stop: str | tuple[object, ...], stop_token_ids: tuple[object, ...]) -> None:
-    if isinstance(stop, str) or any(not isinstance(s, str) or not s for s in stop):
-        raise RequestError("stop", "must be a tuple of non-empty strings")
-    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in stop_token_ids):
-        raise RequestError("stop_token_ids", "must be a tuple of token ids, each at least 0")
-    if len(stop_token_ids) > MAX_STOP_IDS:
+def _check_flag(field: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise RequestError(field, f"must be True or False, got {value!r}")
+
+
+def _stop_strings(stop: object) -> tuple[str, ...]:
+    strings = _items(stop)
+    if strings is None or not all(isinstance(s, str) and s for s in strings):
+        raise RequestError("stop", f"must be a tuple of non-empty strings, got {stop!r}")
+    texts = tuple(str(s) for s in strings)
+    for text in texts:
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise RequestError("stop", f"{text!r} is not valid Unicode, so no answer holds it")
+    return texts
+
+
+def _stop_ids(ids: object) -> tuple[int, ...]:
+    items = _items(ids)
+    whole = [i for i in items or () if isinstance(i, int) and not isinstance(i, bool) and i >= 0]
+    if items is None or len(whole) != len(items):
         raise RequestError(
-            "stop_token_ids", f"holds {len(stop_token_ids)} ids; at most {MAX_STOP_IDS} fit"
+            "stop_token_ids", f"must be a tuple of token ids, each at least 0, got {ids!r}"
         )
+    if len(whole) > MAX_STOP_IDS:
+        raise RequestError("stop_token_ids", f"holds {len(whole)} ids; at most {MAX_STOP_IDS} fit")
+    return tuple(whole)
+
+
+def _items(value: object) -> tuple[object, ...] | None:
+    """The items of a list or tuple; None for anything else."""
+    return tuple(cast("list[object]", value)) if isinstance(value, list | tuple) else None

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever a caller hands in, the answer is an answer or an error that names the field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from freewheel import LLM, SamplingParams
+from freewheel.config import EngineConfig
+from freewheel.engine import Survey, survey
+from freewheel.errors import CheckpointError, ConfigError, RequestError
+from tests.program.whitebox import GREEDY, answers, engine
+
+
+@pytest.fixture(scope="module")
+def llm(folders: dict[str, Path]) -> LLM:
+    return engine(folders["t32"])
+
+
+NO_PROMPTS: dict[str, Any] = {
+    "none": None,
+    "bool": True,
+    "int": 5,
+    "float": 1.5,
+    "bytes": b"ab",
+    "dict": {1: 2},
+    "set": {1, 2},
+    "generator": (text for text in ["a"]),
+    "array": np.array([1, 2]),
+    "tensor": torch.tensor([1, 2]),
+    "numpy ids": [np.int64(3)],
+    "floats": [1.0, 2.0],
+    "bools": [True],
+    "nothing": [None],
+    "negative": [-1],
+    "outside": [264],
+    "huge": [2**70],
+    "too long": [1] * 1000,
+    "too long a text": "a" * 1000,
+    "no text": "",
+    "no unicode": "a\ud800",
+}
+NO_LISTS: dict[str, Any] = {
+    "id, then text": [1, "a"],
+    "text, then id": ["a", 1],
+    "ids within ids": [[1, [2]]],
+    "lists too deep": [[[1, 2]]],
+    "array among texts": ["a", np.array([1])],
+    "raw bytes": [b"ab"],
+    "no ids": [[]],
+    "no text": ["a", ""],
+}
+
+
+@pytest.mark.parametrize("kind", NO_PROMPTS)
+def test_what_is_no_prompt_is_refused(llm: LLM, kind: str) -> None:
+    with pytest.raises(RequestError, match="prompt"):
+        llm.generate(NO_PROMPTS[kind], GREEDY)
+    with pytest.raises(RequestError, match="prompt"):
+        llm.stream(NO_PROMPTS[kind], GREEDY)
+
+
+@pytest.mark.parametrize("kind", NO_LISTS)
+def test_no_prompt_of_a_list_is_passed_over(llm: LLM, kind: str) -> None:
+    with pytest.raises(RequestError, match="prompt"):
+        llm.generate(NO_LISTS[kind], GREEDY)
+
+
+def test_every_sequence_of_prompts_or_ids_is_one(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []
+    ids = answers(llm, [[1, 2, 3]])
+    for same in ([1, 2, 3], (1, 2, 3), range(1, 4), [(1, 2, 3)], (range(1, 4),)):
+        assert answers(llm, same) == ids  # type: ignore[arg-type]
+    assert len(llm.generate(("a", [1], (2,)), GREEDY)) == 3
+
+
+@pytest.mark.parametrize(
+    "params", [{}, [], [None], [GREEDY, GREEDY], SamplingParams, "x", 0, False], ids=range(8)
+)
+def test_what_are_no_params_is_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(RequestError, match="params"):
+        llm.generate("a", params)
+    with pytest.raises(RequestError, match="params"):
+        llm.stream("a", params)
+
+
+BAD_FIELDS: dict[str, list[Any]] = {
+    "temperature": [10**400, float("nan"), float("inf"), -1, 1e-4, 101, "1", None, True, [1]],
+    "top_p": [0, -0.1, 1.1, float("nan"), "1", None],
+    "min_p": [-0.1, 1.1, float("nan"), None],
+    "top_k": [-1, 1.0, 2**31, True, None, np.int64(1)],
+    "seed": [2**63, -(2**63) - 1, 1.0, "a", True],
+    "max_tokens": [0, -1, 4.0, 2**31, "4", True],
+    "min_tokens": [-1, 300, None, 1.0],
+    "stop": [None, "a", 5, ("a", 1), ("",), {"a"}, (s for s in "a"), ("\ud800",), b"a", (b"a",)],
+    "stop_token_ids": [None, 3, "abc", (-1,), (1.0,), (True,), {1}, (np.int64(1),), (1,) * 9],
+    "ignore_eos": ["no", None, 0],
+    "skip_special_tokens": ["yes", None, 1],
+    "include_stop_str_in_output": ["x", None, 1],
+}
+
+
+@pytest.mark.parametrize("field", BAD_FIELDS)
+def test_sampling_params_of_a_wrong_kind_or_size_are_named(field: str) -> None:
+    for value in BAD_FIELDS[field]:
+        with pytest.raises(RequestError, match=f"^{field}: ") as raised:
+            SamplingParams(**{field: value})
+        assert raised.value.field == field
+
+
+def test_lists_of_stops_are_taken_as_they_were() -> None:
+    stops = ["a", "b"]
+    params = SamplingParams(stop=stops, stop_token_ids=[1, 2])  # type: ignore[arg-type]
+    stops.append("c")
+    assert (params.stop, params.stop_token_ids) == (("a", "b"), (1, 2))
+    assert hash(params) == hash(SamplingParams(stop=("a", "b"), stop_token_ids=(1, 2)))
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"temperature": 0.001},
+        {"temperature": 100},
+        {"top_k": 2**31 - 1},
+        {"top_k": 1},
+        {"top_p": 1e-300},
+        {"min_p": 1.0},
+        {"min_p": 1e-300},
+        {"seed": 2**63 - 1},
+        {"seed": -(2**63)},
+        {"max_tokens": None},
+        {"max_tokens": 2**31 - 1},
+        {"min_tokens": 2**31 - 1, "max_tokens": None},
+        {"stop": tuple(f"s{n}" for n in range(100))},
+        {"stop_token_ids": tuple(range(8)), "ignore_eos": True},
+    ],
+    ids=lambda extreme: next(iter(extreme)),
+)
+def test_extremes_are_allowed_and_answer_alike_alone_and_in_company(
+    llm: LLM, extreme: dict[str, Any]
+) -> None:
+    fields: dict[str, Any] = {"seed": 5, "max_tokens": 12} | extreme
+    params = SamplingParams(**fields)
+    alone = answers(llm, [[1, 2, 3]], params)
+    assert answers(llm, [[9] * 20, [1, 2, 3], [4]], [GREEDY, params, params])[1:2] == alone
+    assert 1 <= len(alone[0]) <= 125
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("model", None),
+        ("model", 3),
+        ("guard", "yes"),
+        ("chunk", np.int64(16)),
+        ("dtype", torch.float32),
+        ("context_len", 0),
+        ("context_len", 129),
+        ("cache_bytes", 1),
+        ("prefill_batch", 9),
+        ("page_size", 1.0),
+    ],
+)
+def test_options_of_a_wrong_kind_or_size_are_named_before_weights_are_read(
+    folders: dict[str, Path], option: str, value: Any
+) -> None:
+    def progress(done: int, total: int) -> None:
+        raise AssertionError("weights are being read")
+
+    with pytest.raises(ConfigError, match=f"^{option}: "):
+        LLM(**({"model": str(folders["t32"]), "progress": progress} | {option: value}))
+
+
+@pytest.mark.parametrize("name", ["", "x" * 5000, "a\0b", "~nobody-of-this-name/x", "/dev/null"])
+def test_a_model_that_is_no_folder_is_refused(name: str) -> None:
+    with pytest.raises(CheckpointError, match="neither a folder nor a shipped model"):
+        LLM(name)
+
+
+def test_a_budget_of_whole_pages_gives_exactly_these_pages(folders: dict[str, Path]) -> None:
+    def planned(**options: Any) -> Survey:
+        model = str(folders["perm"])
+        return survey(EngineConfig(model=model, context_len=16, page_size=4, **options))
+
+    page_bytes = planned().groups[0].page_bytes
+    for pages in range(4, 40):
+        found = planned(max_batch=10, cache_bytes=pages * page_bytes)
+        assert found.sizes.pages == (1 + pages,)
