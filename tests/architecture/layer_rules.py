@@ -45,10 +45,11 @@ ALLOWED: dict[str, Allowed] = {
     ),
     "engine": _allow("config spec host chat runtime", "tokenizers"),
     "audit": _allow("config spec host chat graph runtime engine", "torch"),
+    "bench": _allow("config spec engine"),
     "server": _allow(
         "config spec chat engine audit", "fastapi starlette uvicorn pydantic prometheus_client"
     ),
-    "cli": _allow("config spec chat engine audit server", "typer rich"),
+    "cli": _allow("config spec chat engine audit bench server", "typer rich"),
     "__init__": _allow("config spec engine audit"),
     "__main__": _allow("cli"),
 }

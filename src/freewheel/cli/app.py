@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import freewheel
-from freewheel.cli import audit, chat, generate, inspect
+from freewheel.cli import audit, bench, chat, generate, inspect
 from freewheel.cli.terminal import accept_any_letter, fail
 from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 
@@ -26,6 +26,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("inspect")(inspect.inspect)
 app.command("audit")(audit.audit)
+app.command("bench", help=bench.HELP)(bench.bench)
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,17 +7,20 @@ May import `freewheel.config`, `.spec`, `.host` and `.runtime`. Must never touch
 from __future__ import annotations
 
 from freewheel.engine.llm import LLM, Prompt
-from freewheel.engine.output import Chunk, Metrics, Output, Piece
+from freewheel.engine.output import Arrival, Chunk, Metrics, Output, Piece
 from freewheel.engine.tokenizer import Tokenizer
-from freewheel.runtime import Survey, survey
+from freewheel.runtime import Machine, Resolved, Survey, survey
 
 __all__ = [
     "LLM",
+    "Arrival",
     "Chunk",
+    "Machine",
     "Metrics",
     "Output",
     "Piece",
     "Prompt",
+    "Resolved",
     "Survey",
     "Tokenizer",
     "survey",

@@ -11,7 +11,7 @@ from typing import Any
 
 from freewheel.config import EngineConfig, find_model
 from freewheel.engine.output import Chunk, Output
-from freewheel.engine.session import Session
+from freewheel.engine.session import Live, Session
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.errors import RequestError
 from freewheel.host import Request, Scheduler, TextStream
@@ -61,19 +61,40 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        at_once: int | None = None,
     ) -> list[Output]:
         """One output for each prompt, in order. `params`: one for all, or one each.
 
-        Raises RequestError, naming the field, before anything runs if any request is invalid.
+        `at_once`: requests under way together; the next is queued when one of them ends. None
+        queues all now. Raises RequestError, naming the field, before anything runs if any request
+        is invalid.
         """
+        if at_once is not None and at_once < 1:
+            raise RequestError("at_once", f"must be at least 1, got {at_once}")
         many = _prompt_list(prompts)
         each = _param_list(params, len(many))
         requests = [self._request(p, s) for p, s in zip(many, each, strict=True)]
+        for request in requests:
+            self._session.check(request)
         try:
-            live = [self._session.add(request, self._text_of(request)) for request in requests]
+            live = self._queue(requests, at_once or len(requests))
             return [_join(list(self._session.chunks(one))) for one in live]
         finally:
             self._session.close([request.id for request in requests])
+
+    def _queue(self, requests: list[Request], at_once: int) -> list[Live]:
+        """Queue each request as soon as fewer than `at_once` of those before it are under way."""
+        live: list[Live] = []
+        under_way: list[Live] = []
+        for request in requests:
+            while len(under_way) == at_once:
+                self._session.step()
+                under_way = [one for one in under_way if not self._session.ended(one)]
+            one = self._session.add(request, self._text_of(request))
+            live.append(one)
+            under_way.append(one)
+        return live
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Chunk]:
         """The answer, round by round; the last chunk carries the finish reason and metrics.

@@ -8,21 +8,40 @@ from dataclasses import dataclass
 from freewheel.spec.sampling import FinishReason
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What one letter brought a request: `tokens` new ones, `seconds` after it was queued.
+
+    The clock is read when the host has the letter, which may be some rounds after it was written.
+    `drafted` drafts were verified in that round; the first `accepted` tokens were such drafts.
+    """
+
+    seconds: float
+    tokens: int
+    drafted: int
+    accepted: int
+
+
 @dataclass(frozen=True)
 class Metrics:
     """Counts and seconds of one request.
 
-    `rounds` that decided at least one token, the one that ended the prompt included. `drafted`
-    drafts were verified in them, `accepted` of those became output.
+    `arrivals`: one for each round that decided at least one token, the one that ended the prompt
+    included. `drafted` drafts were verified in all, `accepted` of those became output.
     """
 
     prompt_tokens: int
     completion_tokens: int
-    rounds: int
     drafted: int
     accepted: int
     first_token_seconds: float
     total_seconds: float
+    arrivals: tuple[Arrival, ...]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that decided at least one token."""
+        return len(self.arrivals)
 
     @property
     def tokens_per_round(self) -> float:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from freewheel.engine.output import Chunk, Metrics, Piece
+from freewheel.engine.output import Arrival, Chunk, Metrics, Piece
 from freewheel.errors import FreewheelError
 from freewheel.host import Request, Scheduler, TextDelta, TextStream, Update
 from freewheel.runtime import Executor
@@ -23,9 +23,7 @@ class Live:
     text: TextStream
     started: float
     chunks: deque[Chunk] = field(default_factory=deque[Chunk])
-    rounds: int = 0
-    accepted: int = 0
-    first_token: float | None = None
+    arrivals: list[Arrival] = field(default_factory=list[Arrival])
 
 
 class Session:
@@ -59,11 +57,11 @@ class Session:
         """
         while True:
             while not live.chunks:
-                if self._live.get(live.request.id) is not live:
+                if self.ended(live):
                     raise FreewheelError(
                         f"{live.request.id} was dropped: an error or an interrupt ended a round"
                     )
-                self._step()
+                self.step()
             chunk = live.chunks.popleft()
             yield chunk
             if chunk.finish_reason is not None:
@@ -77,7 +75,11 @@ class Session:
         while not self._live and self._executor.in_flight:
             self._scheduler.collect(self._executor.collect(), time.perf_counter())
 
-    def _step(self) -> None:
+    def ended(self, live: Live) -> bool:
+        """Its last chunk is here, or it was lost."""
+        return self._live.get(live.request.id) is not live
+
+    def step(self) -> None:
         """One round's worth of progress. If it fails, every request is lost, but not the engine."""
         whole = False
         try:
@@ -107,15 +109,14 @@ class Session:
             self._executor.collect()
 
     def _deliver(self, update: Update) -> Chunk:
-        live = self._live[update.request.id]
-        if update.tokens:
-            live.rounds += 1
-            live.first_token = live.first_token or time.perf_counter()
+        live, now = self._live[update.request.id], time.perf_counter()
         before = len(update.request.output) - len(update.tokens)
         finish, delta = self._read(live, update)
         kept = update.tokens[: delta.tokens_used - before] if delta.stopped else update.tokens
         drafts_until = before + update.accepted
-        live.accepted += min(update.accepted, len(kept))
+        if update.tokens:
+            accepted = min(update.accepted, len(kept))
+            live.arrivals.append(Arrival(now - live.started, len(kept), update.drafted, accepted))
         pieces = tuple(Piece(text, before <= at < drafts_until) for text, at in delta.pieces)
         if finish is None:
             return Chunk(pieces, kept, None, None)
@@ -145,14 +146,14 @@ class Session:
 
 
 def _metrics(live: Live) -> Metrics:
-    now = time.perf_counter()
-    request = live.request
+    total = time.perf_counter() - live.started
+    request, arrivals = live.request, live.arrivals
     return Metrics(
         prompt_tokens=len(request.prompt),
         completion_tokens=len(request.output),
-        rounds=live.rounds,
         drafted=request.stats.drafted,
-        accepted=live.accepted,
-        first_token_seconds=(live.first_token or now) - live.started,
-        total_seconds=now - live.started,
+        accepted=sum(arrival.accepted for arrival in arrivals),
+        first_token_seconds=arrivals[0].seconds if arrivals else total,
+        total_seconds=total,
+        arrivals=tuple(arrivals),
     )

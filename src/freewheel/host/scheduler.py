@@ -27,15 +27,17 @@ from freewheel.spec import (
 class Update:
     """What a letter, or an abort, brought to one request.
 
-    `tokens`: new output, in order. `accepted`: how many of them, from the first on, were drafts.
-    `finish`: why the request ended, or None. A request gets exactly one update with a finish, and
-    none after it; none at all if the host ended it by `Scheduler.finish`.
+    `tokens`: new output, in order. `accepted`: how many of them, from the first on, were drafts,
+    of `drafted` that the round verified. `finish`: why the request ended, or None. A request gets
+    exactly one update with a finish, and none after it; none at all if the host ended it by
+    `Scheduler.finish`.
     """
 
     request: Request
     tokens: tuple[int, ...]
     accepted: int
     finish: FinishReason | None
+    drafted: int = 0
 
 
 class Scheduler:
@@ -199,7 +201,9 @@ class Scheduler:
             else:
                 self.roster.reservations.trim(seat.tenancy)
             if row.tokens or row.finish is not None:
-                updates.append(Update(seat.request, row.tokens, row.agreed, row.finish))
+                updates.append(
+                    Update(seat.request, row.tokens, row.agreed, row.finish, row.drafted)
+                )
         self.roster.reservations.collected(result.round_id)
         return updates
 

@@ -7,10 +7,21 @@ May import everything below the engine. `uplink` is the only file that copies to
 
 from __future__ import annotations
 
-from freewheel.runtime.build import Built, build
+from freewheel.runtime.build import Built, Resolved, build
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.executor import Executor
+from freewheel.runtime.machine import Machine
 from freewheel.runtime.memory import Sizes
 from freewheel.runtime.survey import Survey, survey
 
-__all__ = ["Built", "Counters", "Executor", "Sizes", "Survey", "build", "survey"]
+__all__ = [
+    "Built",
+    "Counters",
+    "Executor",
+    "Machine",
+    "Resolved",
+    "Sizes",
+    "Survey",
+    "build",
+    "survey",
+]

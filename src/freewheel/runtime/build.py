@@ -25,6 +25,16 @@ from freewheel.state.pool import DTYPES
 
 
 @dataclass(frozen=True)
+class Resolved:
+    """What the options that may be "auto" came to. `drafter` is "none" without drafts."""
+
+    device: str
+    graph: str
+    dtype: str
+    drafter: str
+
+
+@dataclass(frozen=True)
 class Built:
     """An executor, and what the host must know of it."""
 
@@ -35,6 +45,7 @@ class Built:
     executor: Executor
     decisions: Decisions
     notes: tuple[str, ...]
+    resolved: Resolved
 
 
 def build(
@@ -85,7 +96,16 @@ def build(
         run_ahead=config.run_ahead,
         guard=config.guard,
     )
-    return Built(folder.spec, ladder, groups, sizes, executor, decisions, loaded.report.notes)
+    return Built(
+        folder.spec,
+        ladder,
+        groups,
+        sizes,
+        executor,
+        decisions,
+        loaded.report.notes,
+        Resolved(device, graph, dtype, drafter),
+    )
 
 
 @dataclass(frozen=True)

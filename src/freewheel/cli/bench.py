@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`freewheel bench`: how fast a fixed workload is served, without a server."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from freewheel.bench import BenchRun, Workload, plan_runs, summary
+from freewheel.bench import bench as run_bench
+from freewheel.cli import options as o
+from freewheel.cli.terminal import answers, open_llm, write_json
+from freewheel.errors import ConfigError, RequestError
+
+PROMPT_TOKENS = 64
+
+HELP = (
+    "Time a fixed workload for each batch and number of drafts.\n\n"
+    "Each run has a new engine. Loading, capture of all graphs and a warm-up come first and do not "
+    "count; the first load of a process loads libraries too. Then a request is queued whenever "
+    "fewer than the batch are under way; all runs serve the same requests. An answer has exactly "
+    "--max-tokens tokens: end-of-sequence ids do not end it.\n\n"
+    "TTFT: from queueing a request until the host has its first token. TPOT: time per output token "
+    "after a request's first. ITL: time between the letters that brought a request tokens; with "
+    "drafts a letter brings several. Percentiles interpolate linearly. Tokens a round count the "
+    "round that ends the prompt. Accepted by position: of the drafts verified there. Differing "
+    "tokens: against the first run.\n\n"
+    "Drafts on random ids are not drafts on text: use --prompt-file to measure acceptance."
+)
+
+Batches = Annotated[str, typer.Option(help="Requests under way together; one run for each.")]
+Depths = Annotated[str, typer.Option(help="Drafts a round, 0 to 7; one run for each.")]
+PromptTokens = Annotated[
+    int | None,
+    typer.Option(help=f"Random token ids of each prompt; {PROMPT_TOKENS} if there is no file."),
+]
+PromptFile = Annotated[
+    Path | None,
+    typer.Option(help="Take prompts from this text file, one a line; empty lines are no prompts."),
+]
+Requests = Annotated[
+    int | None,
+    typer.Option(
+        help="Requests of each run; default: the file's lines, or twice the largest batch."
+    ),
+]
+
+
+def bench(
+    model: o.Model,
+    batch: Batches = "1,4,8",
+    speculate: Depths = "0,3",
+    prompt_tokens: PromptTokens = None,
+    prompt_file: PromptFile = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of every answer.")] = 64,
+    requests: Requests = None,
+    temperature: o.Temperature = 0.0,
+    seed: Annotated[int, typer.Option(help="Draws random prompts and seeds requests.")] = 0,
+    drafter: o.Drafter = "auto",
+    device: o.Device = "auto",
+    graph: o.Graph = "auto",
+    run_ahead: o.RunAhead = 2,
+    chunk: o.Chunk = 256,
+    context_len: o.ContextLen = None,
+    dtype: o.Dtype = "auto",
+    threads: o.Threads = 1,
+    json: o.Json = False,
+) -> None:
+    """Time a fixed workload for each batch and number of drafts. `HELP` says what is measured."""
+    batches, depths = _numbers("batch", batch), _numbers("speculate", speculate)
+    configs = plan_runs(
+        model,
+        batches,
+        depths,
+        drafter=drafter,
+        device=device,
+        graph=graph,
+        run_ahead=run_ahead,
+        chunk=chunk,
+        context_len=context_len,
+        dtype=dtype,
+        threads=threads,
+    )
+    if prompt_file is not None and prompt_tokens is not None:
+        raise RequestError("prompt_tokens", "has no meaning with --prompt-file; give one of them")
+    texts = () if prompt_file is None else _read_lines(prompt_file)
+    workload = Workload(
+        requests=(len(texts) or 2 * max(batches)) if requests is None else requests,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        prompt_tokens=PROMPT_TOKENS if prompt_tokens is None else prompt_tokens,
+        texts=texts,
+    )
+    runs: list[BenchRun] = []
+    for run in run_bench(configs, workload, open_llm):
+        if not json and not runs:
+            _print_head(model, workload, run)
+        if not json:
+            answers.print(_row(summary(run)))
+        runs.append(run)
+    if json:
+        write_json(_as_object(model, workload, runs))
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """Whole numbers between commas."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ConfigError(f"{option}: must be whole numbers with commas between, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def _read_lines(file: Path) -> tuple[str, ...]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError("prompt_file", str(error)) from error
+    texts = tuple(line for line in lines if line.strip())
+    if not texts:
+        raise RequestError("prompt_file", f"{file} holds no prompt")
+    return texts
+
+
+def _as_object(model: str, workload: Workload, runs: list[BenchRun]) -> dict[str, Any]:
+    first, work = runs[0], asdict(workload)
+    if workload.texts:
+        del work["prompt_tokens"]
+    del work["texts"]
+    return {
+        "model": model,
+        "machine": asdict(first.machine),
+        "dtype": first.resolved.dtype,
+        "graph": first.resolved.graph,
+        "context_len": first.context_len,
+        "workload": {"prompts": workload.source, **work, "ignore_eos": True},
+        "runs": [summary(run) for run in runs],
+    }
+
+
+COLUMNS = (
+    ("batch", 5),
+    ("drafts", 6),
+    ("tokens/s", 9),
+    ("req/s", 8),
+    ("TTFT ms mean/median/p99", 25),
+    ("TPOT ms mean/median/p99", 25),
+    ("ITL ms mean/median/p99", 25),
+    ("tok/round", 9),
+    ("accepted", 8),
+    ("rounds", 6),
+    ("ms/round", 8),
+    ("load s", 7),
+    ("capture s", 9),
+    ("late captures", 13),
+    ("differing tokens", 16),
+)
+"""Headings and widths; what was accepted by position follows them."""
+
+
+def _print_head(model: str, workload: Workload, run: BenchRun) -> None:
+    machine, resolved = run.machine, run.resolved
+    answers.print(
+        f"{model} on {machine.device} ({machine.processor}), {resolved.dtype}, {resolved.graph} "
+        f"graphs, {machine.threads} threads, torch {machine.torch_version}"
+    )
+    answers.print(
+        f"{workload.requests} requests: {workload.source}; {workload.max_tokens} tokens of answer, "
+        f"temperature {workload.temperature:g}"
+    )
+    if not workload.texts:
+        answers.print("random ids are not text: for acceptance on text, give --prompt-file")
+    names = "  ".join(f"{name:>{width}}" for name, width in COLUMNS)
+    answers.print(f"{names}  accepted by position")
+
+
+def _row(result: dict[str, Any]) -> str:
+    """One line of the table."""
+    cells = (
+        result["max_concurrency"],
+        result["speculate"],
+        f"{result['output_throughput']:.1f}",
+        f"{result['request_throughput']:.3g}",
+        *(_three(result, name) for name in ("ttft", "tpot", "itl")),
+        f"{result['tokens_per_round']:.2f}",
+        _number(result["spec_decode_acceptance_rate"], "{:.1f}%"),
+        result["rounds"],
+        f"{result['mean_round_ms']:.2f}",
+        f"{result['load_seconds']:.1f}",
+        f"{result['capture_seconds']:.1f}",
+        result["late_captures"],
+        result["differing_tokens"],
+    )
+    pairs = zip(result["accepted_per_position"], result["drafted_per_position"], strict=True)
+    positions = " ".join(f"{accepted}/{drafted}" for accepted, drafted in pairs)
+    line = "  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
+    return f"{line}  {positions or '-'}"
+
+
+def _three(result: dict[str, Any], name: str) -> str:
+    keys = (f"{kind}_{name}_ms" for kind in ("mean", "median", "p99"))
+    return " / ".join(_number(result[key], "{:.1f}") for key in keys)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
