@@ -61,7 +61,7 @@ def _print(found: Survey) -> None:
     _row("family", spec.family)
     _row("parameters", f"{found.parameters:,} computed in {found.dtype}")
     _row("layers", f"{spec.layers}" + (" and a multi-token-prediction layer" if spec.mtp else ""))
-    _row("attention", f"sparse, top {spec.indexer.topk} of up to {found.sizes.row_width:,} tokens")
+    _row("attention", f"{spec.reading}; up to {found.sizes.row_width:,} tokens")
     _row("vocabulary", f"{spec.vocab_size:,}; ends at {', '.join(map(str, spec.eos_ids))}")
     _section("memory plan")
     for name, size in found.memory.items():

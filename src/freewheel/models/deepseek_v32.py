@@ -23,7 +23,7 @@ from freewheel.nn import (
     rope_table,
 )
 from freewheel.spec.cache import CacheGroup
-from freewheel.spec.model import ModelSpec
+from freewheel.spec.model import DsaSpec
 from freewheel.state import CachePool, StepView
 
 
@@ -31,7 +31,7 @@ from freewheel.state import CachePool, StepView
 class DeepseekV32:
     """The target model."""
 
-    spec: ModelSpec
+    spec: DsaSpec
     embedding: Embedding
     layers: tuple[DecoderLayer, ...]
     final_norm: Norm
@@ -55,7 +55,7 @@ class DeepseekV32:
 
 
 def load_deepseek_v32(
-    spec: ModelSpec, source: WeightSource, positions: int, mtp: bool
+    spec: DsaSpec, source: WeightSource, positions: int, mtp: bool
 ) -> tuple[DeepseekV32, MtpLayer | None]:
     """Ask `source` for every tensor of the model and, with `mtp`, of its draft layer.
 

@@ -23,7 +23,7 @@ from freewheel.nn import (
     rope_table,
 )
 from freewheel.spec.cache import CacheGroup
-from freewheel.spec.model import ModelSpec
+from freewheel.spec.model import DsaSpec
 from freewheel.state import CachePool, StepView
 
 
@@ -31,7 +31,7 @@ from freewheel.state import CachePool, StepView
 class Glm5:
     """The target model."""
 
-    spec: ModelSpec
+    spec: DsaSpec
     embedding: Embedding
     layers: tuple[DecoderLayer, ...]
     final_norm: Norm
@@ -56,7 +56,7 @@ class Glm5:
 
 
 def load_glm5(
-    spec: ModelSpec, source: WeightSource, positions: int, mtp: bool
+    spec: DsaSpec, source: WeightSource, positions: int, mtp: bool
 ) -> tuple[Glm5, MtpLayer | None]:
     """Ask `source` for every tensor of the model and, with `mtp`, of its draft layer.
 

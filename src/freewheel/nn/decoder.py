@@ -11,7 +11,7 @@ from freewheel.nn.mla import SparseMla, load_mla
 from freewheel.nn.moe import Mlp, load_mlp
 from freewheel.nn.norm_rope import Norm, load_norm
 from freewheel.nn.source import WeightSource
-from freewheel.spec.model import ModelSpec
+from freewheel.spec.model import DsaSpec
 from freewheel.state import CachePool, StepView
 
 
@@ -44,7 +44,7 @@ class DecoderLayer:
 
 def load_decoder_layer(
     source: WeightSource,
-    spec: ModelSpec,
+    spec: DsaSpec,
     layer: int,
     table: Tensor,
     *,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from freewheel.spec.cache import CacheField, CacheGroup
-from freewheel.spec.model import ModelSpec
+from freewheel.spec.model import DsaSpec
 
 HISTORY = 0
 """Index of the group among a model's cache groups, hence of its page tables and write slots."""
@@ -13,7 +13,7 @@ LATENT = "latent"
 INDEX_KEY = "index_key"
 
 
-def history_group(spec: ModelSpec, page_size: int, dtype: str, mtp: bool) -> CacheGroup:
+def history_group(spec: DsaSpec, page_size: int, dtype: str, mtp: bool) -> CacheGroup:
     """Latents of every layer, and index keys of the layers that run an indexer of their own.
 
     `mtp`: the multi-token-prediction layer is loaded; it has both.

@@ -18,7 +18,7 @@ from freewheel.nn.indexer import Indexer, load_indexer
 from freewheel.nn.linear import Linear, load_linear
 from freewheel.nn.norm_rope import Norm, load_norm
 from freewheel.nn.source import WeightSource
-from freewheel.spec.model import AttentionSpec, ModelSpec
+from freewheel.spec.model import AttentionSpec, DsaSpec
 from freewheel.state import CachePool, StepView
 
 
@@ -82,7 +82,7 @@ class SparseMla:
 
 
 def load_mla(
-    source: WeightSource, spec: ModelSpec, name: str, layer: int, full: bool, table: Tensor
+    source: WeightSource, spec: DsaSpec, name: str, layer: int, full: bool, table: Tensor
 ) -> SparseMla:
     """The attention stored under `name`, of model layer `layer`; `full`: with its own indexer."""
     own = spec.attention

@@ -11,7 +11,7 @@ from freewheel import ops
 from freewheel.errors import UnsupportedModel
 from freewheel.nn.linear import Linear, load_linear, load_wide_linear
 from freewheel.nn.source import WeightSource, wide_dtype
-from freewheel.spec.model import ModelSpec, MoeSpec
+from freewheel.spec.model import DsaSpec, MoeSpec
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class MoeMlp:
 Mlp = DenseMlp | MoeMlp
 
 
-def load_mlp(source: WeightSource, spec: ModelSpec, name: str, sparse: bool) -> Mlp:
+def load_mlp(source: WeightSource, spec: DsaSpec, name: str, sparse: bool) -> Mlp:
     """The feed-forward layer stored under `name`."""
     if not sparse:
         return load_dense_mlp(source, name, spec.hidden_size, spec.dense_width)

@@ -12,7 +12,7 @@ from freewheel.nn.decoder import DecoderLayer, load_decoder_layer
 from freewheel.nn.linear import Embedding, Head, Linear, load_linear
 from freewheel.nn.norm_rope import Norm, load_norm
 from freewheel.nn.source import WeightSource
-from freewheel.spec.model import ModelSpec
+from freewheel.spec.model import DsaSpec
 from freewheel.state import CachePool, StepView
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -51,7 +51,7 @@ class MtpLayer:
 
 
 def load_mtp_layer(
-    source: WeightSource, spec: ModelSpec, embedding: Embedding, head: Head, table: Tensor
+    source: WeightSource, spec: DsaSpec, embedding: Embedding, head: Head, table: Tensor
 ) -> MtpLayer:
     """model.layers.{num_hidden_layers}; `embedding` and `head` are the target's, to be shared."""
     assert spec.mtp is not None
@@ -72,7 +72,7 @@ def load_mtp_layer(
     )
 
 
-def _own(source: WeightSource, name: str, shared: str, spec: ModelSpec) -> Tensor | None:
+def _own(source: WeightSource, name: str, shared: str, spec: DsaSpec) -> Tensor | None:
     """The layer's own table [V, H], or None where it stores none or a copy of the target's."""
     if not source.has(name):
         return None

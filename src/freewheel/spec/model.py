@@ -108,28 +108,22 @@ class MtpSpec:
     sparse: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A model of the DeepSeek-sparse-attention kind.
+    """What every family has.
 
-    `family` is config.json's `model_type`. `sparse_layers[i]`: layer i's MLP is a mixture of
-    experts. `eos_ids`: union of config.json and generation_config.json. `ignored`: fields of
-    config.json that nothing here reads. `notes`: sentences about choices a user may want to know.
+    `family` is config.json's `model_type`. `eos_ids`: union of config.json and
+    generation_config.json. `ignored`: fields of config.json that nothing here reads. `notes`:
+    sentences about choices a user may want to know.
     """
 
     family: str
     vocab_size: int
     hidden_size: int
     layers: int
-    dense_width: int
     norm_eps: float
     max_positions: int
     tied_head: bool
-    attention: AttentionSpec
-    indexer: IndexerSpec
-    rope: RopeSpec
-    moe: MoeSpec | None
-    sparse_layers: tuple[bool, ...]
     mtp: MtpSpec | None
     bos_id: int | None
     eos_ids: tuple[int, ...]
@@ -137,6 +131,43 @@ class ModelSpec:
     notes: tuple[str, ...] = ()
 
     @property
+    def page_multiple(self) -> int:
+        """What the tokens of a cache page must be a multiple of."""
+        return 1
+
+    @property
+    def mtp_prefix(self) -> str:
+        """How the names of the multi-token-prediction layer's tensors begin.
+
+        The trailing dot keeps layer 6 apart from layer 61.
+        """
+        return f"model.layers.{self.layers}."
+
+    @property
+    def reading(self) -> str:
+        """What a query attends to, for people."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DsaSpec(ModelSpec):
+    """A model of the DeepSeek-sparse-attention kind.
+
+    `sparse_layers[i]`: layer i's MLP is a mixture of experts.
+    """
+
+    dense_width: int
+    attention: AttentionSpec
+    indexer: IndexerSpec
+    rope: RopeSpec
+    moe: MoeSpec | None
+    sparse_layers: tuple[bool, ...]
+
+    @property
     def topk(self) -> int:
         """Keys that a query attends to at most."""
         return self.indexer.topk
+
+    @property
+    def reading(self) -> str:
+        return f"the best {self.topk} earlier tokens"

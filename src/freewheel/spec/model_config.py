@@ -4,16 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from freewheel.errors import CheckpointError, UnsupportedModel
-from freewheel.spec.config_fields import MISSING, Fields
+from freewheel.spec.common_config import (
+    bos_id,
+    eos_ids,
+    read_mtp,
+    refuse_other_values,
+    refuse_quantised,
+    with_ignored,
+)
+from freewheel.spec.compressed import V4
+from freewheel.spec.compressed_config import read_compressed
+from freewheel.spec.config_fields import Fields
 from freewheel.spec.layer_kinds import full_layers, sparse_layers
-from freewheel.spec.model import AttentionSpec, IndexerSpec, ModelSpec, MoeSpec, MtpSpec
+from freewheel.spec.model import AttentionSpec, DsaSpec, IndexerSpec, ModelSpec, MoeSpec, MtpSpec
 from freewheel.spec.rope_config import read_rope
-from freewheel.spec.sampling import MAX_STOP_IDS
 
-FAMILIES = ("deepseek_v32", "glm_moe_dsa")
+FAMILIES = ("deepseek_v32", "glm_moe_dsa", V4)
 """Values of `model_type` that Freewheel runs."""
 
 GLM = "glm_moe_dsa"
@@ -40,39 +48,6 @@ REFUSED_FIELDS = (
 )
 """Fields of related models that change the maths, and that these families do not have."""
 
-WITHOUT_EFFECT = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "aux_loss_alpha",
-        "chunk_size_feed_forward",
-        "dtype",
-        "ep_size",
-        "head_dim",
-        "id2label",
-        "initializer_range",
-        "is_encoder_decoder",
-        "label2id",
-        "model_type",
-        "num_local_experts",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "pad_token_id",
-        "pretraining_tp",
-        "problem_type",
-        "qk_head_dim",
-        "return_dict",
-        "router_aux_loss_coef",
-        "seq_aux",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-    }
-)
-"""Fields known not to change what is computed. A `head_dim` here is not the attention's."""
-
 
 def read_model_spec(
     config: Mapping[str, object], generation_config: Mapping[str, object] | None = None
@@ -82,6 +57,15 @@ def read_model_spec(
     Raises UnsupportedModel, naming the field, for a model that is not implemented, and
     CheckpointError, naming the field, for one that is missing or malformed.
     """
+    if _family(Fields(config, "config.json")) == V4:
+        return read_compressed(config, generation_config)
+    return read_dsa(config, generation_config)
+
+
+def read_dsa(
+    config: Mapping[str, object], generation_config: Mapping[str, object] | None = None
+) -> DsaSpec:
+    """As `read_model_spec`, of the families with DeepSeek sparse attention over every token."""
     fields = Fields(config, "config.json")
     family = _family(fields)
     _refuse_other_maths(fields)
@@ -90,7 +74,7 @@ def read_model_spec(
     rope, scale_factor = read_rope(fields, fields.whole("qk_rope_head_dim", low=2), max_positions)
     sparse = sparse_layers(fields, layers)
     mtp = _mtp(fields, layers, sparse)
-    spec = ModelSpec(
+    spec = DsaSpec(
         family=family,
         vocab_size=vocab_size,
         hidden_size=fields.whole("hidden_size"),
@@ -105,13 +89,11 @@ def read_model_spec(
         moe=_moe(fields) if any(sparse) or (mtp is not None and mtp.sparse) else None,
         sparse_layers=sparse[:layers],
         mtp=mtp,
-        bos_id=_bos_id(fields, vocab_size),
-        eos_ids=_eos_ids(
-            (fields, Fields(generation_config or {}, "generation_config.json")), vocab_size
-        ),
+        bos_id=bos_id(fields, vocab_size),
+        eos_ids=eos_ids(fields, generation_config, vocab_size),
         notes=_notes(fields),
     )
-    return _with_ignored(spec, fields)
+    return with_ignored(spec, fields)
 
 
 def _family(fields: Fields) -> str:
@@ -125,19 +107,8 @@ def _family(fields: Fields) -> str:
 
 
 def _refuse_other_maths(fields: Fields) -> None:
-    quantization = fields.mapping("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unnamed")
-        raise UnsupportedModel(
-            f"{fields.where}: quantization_config names the method {method!r}; quantised "
-            "checkpoints are not supported yet: use a bfloat16 or float32 one"
-        )
-    for name, wanted in REQUIRED_VALUES.items():
-        value = fields.get(name)
-        if value is not MISSING and value != wanted:
-            raise UnsupportedModel(
-                f"{fields.where}: {name} {value!r} is not supported; use {wanted!r} or leave it out"
-            )
+    refuse_quantised(fields)
+    refuse_other_values(fields, REQUIRED_VALUES)
     refused = [name for name in REFUSED_FIELDS if fields.has(name)]
     if refused:
         raise UnsupportedModel(
@@ -223,45 +194,8 @@ def _moe(fields: Fields) -> MoeSpec:
 
 def _mtp(fields: Fields, layers: int, sparse: tuple[bool, ...]) -> MtpSpec | None:
     """The MTP layer: a mixture of experts wherever the model has any, as in every published one."""
-    count = fields.whole("num_nextn_predict_layers", 0, low=0)
-    if count > 1:
-        raise UnsupportedModel(
-            f"{fields.where}: num_nextn_predict_layers {count} is not supported; it must be 0 or 1"
-        )
-    if not count:
-        return None
     own = sparse[layers] if len(sparse) > layers else fields.has("n_routed_experts")
-    return MtpSpec(layer=layers, sparse=own)
-
-
-def _bos_id(fields: Fields, vocab_size: int) -> int | None:
-    value = fields.get("bos_token_id")
-    return None if value is MISSING else _token_id(fields, "bos_token_id", value, vocab_size)
-
-
-def _eos_ids(files: tuple[Fields, ...], vocab_size: int) -> tuple[int, ...]:
-    """End-of-sequence ids of all files, each an id or a list, in order and once."""
-    ids: dict[int, None] = {}
-    for fields in files:
-        value = fields.get("eos_token_id")
-        if value is MISSING:
-            continue
-        listed = fields.items("eos_token_id") if isinstance(value, list | tuple) else (value,)
-        for item in listed or ():
-            ids[_token_id(fields, "eos_token_id", item, vocab_size)] = None
-    if len(ids) > MAX_STOP_IDS:
-        where = " and ".join(fields.where for fields in files)
-        raise UnsupportedModel(
-            f"{where}: eos_token_id lists {len(ids)} ids; at most {MAX_STOP_IDS} are supported"
-        )
-    return tuple(ids)
-
-
-def _token_id(fields: Fields, name: str, value: object, vocab_size: int) -> int:
-    token = fields.as_whole(name, value, low=0)
-    if token >= vocab_size:
-        raise fields.wrong(name, f"below vocab_size ({vocab_size})", value)
-    return token
+    return read_mtp(fields, layers, own)
 
 
 def _notes(fields: Fields) -> tuple[str, ...]:
@@ -274,11 +208,3 @@ def _notes(fields: Fields) -> tuple[str, ...]:
     if fields.has("auto_map"):
         notes.append("auto_map: code that ships with a checkpoint is never run")
     return tuple(notes)
-
-
-def _with_ignored(spec: ModelSpec, fields: Fields) -> ModelSpec:
-    ignored = tuple(sorted(fields.values.keys() - fields.used - WITHOUT_EFFECT))
-    if not ignored:
-        return spec
-    note = f"fields of config.json that are not read: {', '.join(ignored)}"
-    return replace(spec, ignored=ignored, notes=(*spec.notes, note))

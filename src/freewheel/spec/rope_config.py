@@ -43,12 +43,12 @@ def read_rope(config: Fields, dim: int, max_positions: int) -> tuple[RopeSpec, f
     settings = _settings(config)
     theta = _theta(config, settings)
     kind = settings.text("rope_type", settings.text("type", "default"))
-    _refuse_unknown(settings, kind)
+    refuse_unknown(settings, kind)
     if settings.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1.0:
         raise UnsupportedModel(f"{config.where}: partial_rotary_factor must be 1 or absent")
     if kind == "default":
         return RopeSpec(dim, theta, None), 1.0
-    yarn, scale = _read_yarn(settings, max_positions)
+    yarn, scale = read_yarn(settings, max_positions)
     return RopeSpec(dim, theta, yarn), scale
 
 
@@ -97,7 +97,8 @@ def _theta(config: Fields, settings: Fields) -> float:
     return theta
 
 
-def _refuse_unknown(settings: Fields, kind: str) -> None:
+def refuse_unknown(settings: Fields, kind: str) -> None:
+    """Raise UnsupportedModel for a kind of scaling, or a setting, that is not implemented."""
     if kind not in {"default", "yarn"}:
         raise UnsupportedModel(
             f"{settings.where}: rope_type {kind!r} is not supported; supported: default, yarn"
@@ -107,7 +108,8 @@ def _refuse_unknown(settings: Fields, kind: str) -> None:
         raise UnsupportedModel(f"{settings.where}: {', '.join(unknown)} is not supported")
 
 
-def _read_yarn(settings: Fields, max_positions: int) -> tuple[YarnSpec, float]:
+def read_yarn(settings: Fields, max_positions: int) -> tuple[YarnSpec, float]:
+    """The stretch that `settings` describe, and the factor on the attention's scale."""
     original = settings.whole("original_max_position_embeddings", max_positions)
     factor = settings.positive("factor", max_positions / original)
     mscale, mscale_all_dim = _mscale(settings, "mscale"), _mscale(settings, "mscale_all_dim")
