@@ -12,7 +12,7 @@ from freewheel import ops
 from freewheel.nn.history import HISTORY, INDEX_KEY
 from freewheel.nn.linear import Linear, load_linear, load_wide_linear
 from freewheel.nn.source import WeightSource
-from freewheel.spec.model import IndexerSpec, ModelSpec
+from freewheel.spec.model import DsaSpec, IndexerSpec
 from freewheel.state import CachePool, StepView
 
 LOGITS_LIMIT = 1 << 26
@@ -56,29 +56,37 @@ class Indexer:
         query = self.query(q_latent).unflatten(-1, (spec.heads, spec.dim))  # [B, W, Hi, Di]
         query = ops.rope(query, view.positions, self.rope_table, 0, spec.interleaved)
         gates = self.weights(x) * (spec.heads * spec.dim) ** -0.5  # float [B, W, Hi]
-        return self._pick(query, gates, keys, view)
+        table = view.page_tables[HISTORY]
+        return pick(query, gates, keys, table, view.rows, view.kv_lens, self.spec.topk)
 
-    def _pick(self, query: Tensor, gates: Tensor, keys: Tensor, view: StepView) -> Tensor:
-        """int32 [B, W, topk]: whole queries at a time, so that logits stay below LOGITS_LIMIT."""
-        table = view.page_tables[HISTORY]  # int32 [R, P]
-        page_size = keys.shape[1]
-        per_column = query.shape[0] * table.shape[1] * page_size
-        step = max(1, LOGITS_LIMIT // per_column)
-        picks = []
-        for start in range(0, query.shape[1], step):
-            piece = slice(start, start + step)
-            kv_lens = view.kv_lens[:, piece]
-            logits = ops.index_logits(
-                query[:, piece], gates[:, piece], keys, table, view.rows, kv_lens
-            )  # float [B, w, S]
-            picks.append(
-                ops.topk_slots(logits, table, view.rows, kv_lens, page_size, self.spec.topk)
-            )
-        return picks[0] if len(picks) == 1 else torch.cat(picks, dim=1)
+
+def pick(
+    query: Tensor,  # [B, W, Hi, Di]
+    gates: Tensor,  # float [B, W, Hi]
+    keys: Tensor,  # [n_pages, page_rows, Di]
+    table: Tensor,  # int32 [R, P]
+    rows: Tensor,  # int32 [B]
+    lens: Tensor,  # int32 [B, W]
+    topk: int,
+) -> Tensor:
+    """int32 [B, W, topk]: slots of the best keys, -1 padded.
+
+    Whole queries at a time, so that logits stay below LOGITS_LIMIT.
+    """
+    page_rows = keys.shape[1]
+    per_column = query.shape[0] * table.shape[1] * page_rows
+    step = max(1, LOGITS_LIMIT // per_column)
+    picks = []
+    for start in range(0, query.shape[1], step):
+        piece = slice(start, start + step)
+        own = lens[:, piece]
+        logits = ops.index_logits(query[:, piece], gates[:, piece], keys, table, rows, own)
+        picks.append(ops.topk_slots(logits, table, rows, own, page_rows, topk))
+    return picks[0] if len(picks) == 1 else torch.cat(picks, dim=1)
 
 
 def load_indexer(
-    source: WeightSource, spec: ModelSpec, name: str, layer: int, table: Tensor
+    source: WeightSource, spec: DsaSpec, name: str, layer: int, table: Tensor
 ) -> Indexer:
     """The indexer stored under `name`, of model layer `layer`."""
     own = spec.indexer

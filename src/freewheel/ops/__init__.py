@@ -13,6 +13,22 @@ from freewheel.ops import cpu
 from freewheel.ops.attention import index_logits, sparse_mla, topk_slots
 from freewheel.ops.cache import store_index_key, store_latent
 from freewheel.ops.choosing import choose
+from freewheel.ops.clamped import (
+    clamped_experts,
+    clamped_silu_mul,
+    route_best,
+    route_by_token,
+)
+from freewheel.ops.compressed import (
+    compress,
+    entry_slots,
+    open_query,
+    plan_closings,
+    rope_tail,
+    store_key,
+    store_raw,
+    window_slots,
+)
 from freewheel.ops.decoding import (
     apply_inbox,
     commit,
@@ -30,8 +46,10 @@ from freewheel.ops.dense import (
     route,
     silu_mul,
 )
+from freewheel.ops.hyper import hyper_close, hyper_collapse, hyper_open
 from freewheel.ops.linear import wide_linear
 from freewheel.ops.registry import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
+from freewheel.ops.sinks import sink_attention
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -39,23 +57,39 @@ __all__ = [
     "add_rms_norm",
     "apply_inbox",
     "choose",
+    "clamped_experts",
+    "clamped_silu_mul",
     "commit",
+    "compress",
     "cpu",
+    "entry_slots",
     "grouped_experts",
+    "hyper_close",
+    "hyper_collapse",
+    "hyper_open",
     "index_logits",
     "layer_norm",
     "load_kernels",
     "lookup",
+    "open_query",
     "open_round",
     "open_step",
+    "plan_closings",
     "rms_norm",
     "rope",
+    "rope_tail",
     "route",
+    "route_best",
+    "route_by_token",
     "silu_mul",
+    "sink_attention",
     "sparse_mla",
     "store_index_key",
+    "store_key",
     "store_latent",
+    "store_raw",
     "topk_slots",
     "wide_linear",
+    "window_slots",
     "write_draft",
 ]

@@ -80,7 +80,8 @@ def index_logits(
         grid = (batch, triton.cdiv(width, QUERIES), triton.cdiv(length, KEYS))
         _index_logits[grid](
             query, gates, index_keys, page_table, rows, kv_lens.contiguous(), out,
-            width, page_table.shape[1], page_size, length, *query.stride()[:3], *gates.stride()[:2],
+            width, page_table.stride(0), page_size, length,
+            *query.stride()[:3], *gates.stride()[:2],
             HEADS=heads, DIM=dim, BLOCK_H=min(64, max(16, triton.next_power_of_2(heads))),
             BLOCK_D=max(16, triton.next_power_of_2(dim)), KEYS=KEYS, QUERIES=QUERIES,
         )  # fmt: skip

@@ -146,7 +146,7 @@ def topk_slots(
         small, large = min(SMALL, whole), min(LARGE, whole)
         _topk_slots[(batch * width,)](
             logits.contiguous(), page_table, rows, kv_lens.contiguous(), out,
-            width, length, page_table.shape[1], page_size, k,
+            width, length, page_table.stride(0), page_size, k,
             SMALL=small, LARGE=large, LONG=whole > large,
             num_warps=max(4, min(16 if large == small else 32, large // 512)),
         )  # fmt: skip
