@@ -29,15 +29,16 @@ class Paged:
         self.draft_head: DraftHead | None = loaded.draft_head
         dtype = NAMES[loaded.weights[0].dtype]
         groups = self.model.cache_groups(page_size, dtype)
-        columns = groups[0].pages_for(length)
+        self.columns = tuple(group.pages_for(length) for group in groups)
         arena = Arena("cpu")
-        self.cache = CachePool(arena, groups, (2 * columns + 3,))
+        self.cache = CachePool(arena, groups, tuple(2 * columns + 3 for columns in self.columns))
         for stored in arena.tensors():
             stored.fill_(float("nan"))
-        order = random.Random(seed).sample(range(1, 2 * columns + 3), 2 * columns)
-        self.page_size = page_size
-        self.page_tables = torch.zeros(1, 3, columns, dtype=torch.int32)
-        self.page_tables[0, 1:] = torch.tensor(order, dtype=torch.int32).view(2, columns)
+        self.page_sizes = tuple(group.page_size for group in groups)
+        self.page_tables = torch.zeros(len(groups), 3, max(self.columns), dtype=torch.int32)
+        for table, columns in zip(self.page_tables, self.columns, strict=True):
+            order = random.Random(seed).sample(range(1, 2 * columns + 3), 2 * columns)
+            table[1:, :columns] = torch.tensor(order, dtype=torch.int32).view(2, columns)
         self.tokens = torch.full((3, length), 7, dtype=torch.int32)
 
     def view(self, tokens: Sequence[int], start: int, width: int, shift: int = 0) -> StepView:
@@ -48,9 +49,9 @@ class Paged:
         starts = torch.tensor([0, start], dtype=torch.int32)
         lens = torch.tensor([1, len(tokens)], dtype=torch.int32)
         opened = ops.open_step(
-            self.tokens, self.page_tables, rows, starts, lens, width, shift, (self.page_size,)
+            self.tokens, self.page_tables, rows, starts, lens, width, shift, self.page_sizes
         )
-        return StepView(rows, *opened, self.page_tables)
+        return StepView(rows, *opened, self.page_tables, self.columns)
 
     @torch.inference_mode()
     def forward(self, tokens: Sequence[int], start: int = 0, padding: int = 2) -> Tensor:

@@ -14,6 +14,8 @@ from torch.overrides import TorchFunctionMode
 from transformers import (
     DeepseekV32Config,
     DeepseekV32ForCausalLM,
+    DeepseekV4Config,
+    DeepseekV4ForCausalLM,
     GlmMoeDsaConfig,
     GlmMoeDsaForCausalLM,
     PreTrainedModel,
@@ -23,6 +25,7 @@ from tests.fixtures.closed_form import Config
 
 CLASSES: dict[str, tuple[Callable[..., Any], Callable[..., PreTrainedModel]]] = {
     "deepseek_v32": (DeepseekV32Config, DeepseekV32ForCausalLM),
+    "deepseek_v4": (DeepseekV4Config, DeepseekV4ForCausalLM),
     "glm_moe_dsa": (GlmMoeDsaConfig, GlmMoeDsaForCausalLM),
 }
 
@@ -52,7 +55,10 @@ class Oracle:
         self.model = make_model(make_config(**config)).eval()
         state = self.model.state_dict()
         for name, tensor in state.items():
-            tensor.copy_(_value(name, tensor.shape, seed))
+            if name.endswith("tid2eid"):
+                tensor.copy_(_experts(name, tensor.shape, config["n_routed_experts"], seed))
+            else:
+                tensor.copy_(_value(name, tensor.shape, seed))
 
     def save(self, folder: Path) -> Path:
         """As `save_pretrained` writes it."""
@@ -71,6 +77,12 @@ class Oracle:
         for _ in range(count):
             known.append(int(self.logits(known)[-1].argmax()))
         return known[len(tokens) :]
+
+
+def _experts(name: str, shape: torch.Size, experts: int, seed: int) -> Tensor:
+    """int64 [V, top_k]: different experts for each token."""
+    generator = torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode()))
+    return torch.rand((shape[0], experts), generator=generator).argsort(-1)[:, : shape[1]]
 
 
 def _value(name: str, shape: torch.Size, seed: int) -> Tensor:

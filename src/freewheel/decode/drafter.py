@@ -20,7 +20,7 @@ class Verified:
     start: Tensor  # int32 [B]  position of the rectangle's first column
     accept_lens: Tensor  # int32 [B]  columns of it whose tokens are now certain
     live: Tensor  # int32 [B]  1 where the row goes on and wants drafts
-    hidden: Tensor  # float [B, W, H]  the target's, after its final norm
+    hidden: Tensor  # float [B, W, H]  the target's, as its `forward` returns them
 
 
 class Drafter(Protocol):

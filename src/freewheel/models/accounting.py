@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from freewheel.errors import CheckpointError, UnsupportedModel
 from freewheel.models.folder import ModelFolder, StoredTensor, shorten
-from freewheel.models.weights import STORED_BYTES, Catalogue
+from freewheel.models.weights import FLOATS, WHOLE, Catalogue
 
 
 def check_tensors(folder: ModelFolder, wanted: Catalogue, mtp: bool) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def check_tensors(folder: ModelFolder, wanted: Catalogue, mtp: bool) -> tuple[st
         *_complain("missing", [f"{n} {list(wanted.wanted[n])}" for n in missing]),
         *_complain("not part of the model", [_place(folder.tensors, n) for n in surplus]),
         *_complain("of another shape", _wrong_shapes(found)),
-        *_complain("of an unsupported dtype", _wrong_dtypes(found)),
+        *_complain("of an unsupported dtype", _wrong_dtypes(found, wanted.whole)),
     ]
     if complaints:
         hint = _hint(folder, [*missing, *surplus], mtp)
@@ -64,18 +64,18 @@ def _wrong_shapes(found: Mapping[str, tuple[StoredTensor, tuple[int, ...]]]) -> 
     ]
 
 
-def _wrong_dtypes(found: Mapping[str, tuple[StoredTensor, tuple[int, ...]]]) -> list[str]:
-    known = ", ".join(STORED_BYTES)
+def _wrong_dtypes(
+    found: Mapping[str, tuple[StoredTensor, tuple[int, ...]]], whole: set[str]
+) -> list[str]:
     return [
-        f"{name} (in {stored.file.name}): expected one of {known}, found {stored.dtype}"
+        f"{name} (in {stored.file.name}): expected one of {', '.join(known)}, found {stored.dtype}"
         for name, (stored, _) in sorted(found.items())
-        if stored.dtype not in STORED_BYTES
+        if stored.dtype not in (known := WHOLE if name in whole else FLOATS)
     ]
 
 
 def _mtp_prefix(folder: ModelFolder) -> str:
-    """The trailing dot keeps layer 6 apart from layer 61."""
-    return f"model.layers.{folder.spec.layers}."
+    return folder.spec.mtp_prefix
 
 
 def _refuse_mtp_without_indexer(folder: ModelFolder, missing: list[str], mtp: bool) -> None:

@@ -26,7 +26,10 @@ class Model(Protocol):
         ...
 
     def forward(self, view: StepView, cache: CachePool) -> Tensor:
-        """Hidden states [B, W, H] behind the final norm, of the queries in `view`."""
+        """Hidden states [B, W, H] of the queries in `view`: what `logits` and a draft head read.
+
+        Behind the final norm, or whatever else the family hands on: H is its own affair.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -38,7 +41,7 @@ class DraftHead(Protocol):
     """A multi-token-prediction head that reads a model's hidden states."""
 
     def forward(self, view: StepView, cache: CachePool, hidden: Tensor) -> Tensor:
-        """Hidden states [B, W, H] behind the head's own final norm.
+        """Hidden states [B, W, H], as the model's own, which `logits` and the head read.
 
         `hidden` [B, W, H]: of the view's positions, the model's or the head's own. `view.tokens`:
         of the positions one further on.

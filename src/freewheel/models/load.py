@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from freewheel.errors import CheckpointError, UnsupportedModel
 from freewheel.models.accounting import check_tensors
 from freewheel.models.base import DraftHead, Model
+from freewheel.models.deepseek_v4 import load_deepseek_v4
 from freewheel.models.deepseek_v32 import load_deepseek_v32
 from freewheel.models.folder import ModelFolder
 from freewheel.models.glm5 import load_glm5
@@ -19,10 +21,12 @@ from freewheel.models.weights import Catalogue, Progress, SafetensorsSource, sto
 from freewheel.nn import WeightSource, held_tensors
 from freewheel.spec.model import ModelSpec
 
-Loader = Callable[[ModelSpec, WeightSource, int, bool], tuple[Model, DraftHead | None]]
+Loader = Callable[[Any, WeightSource, int, bool], tuple[Model, DraftHead | None]]
+"""Takes the kind of spec that its family has."""
 
 LOADERS: dict[str, Loader] = {
     "deepseek_v32": load_deepseek_v32,
+    "deepseek_v4": load_deepseek_v4,
     "glm_moe_dsa": load_glm5,
 }
 """`model_type` of config.json -> what builds that family."""
@@ -60,7 +64,7 @@ def load_model(
     source.skip("*.rotary_emb.inv_freq", "recomputed from config.json")
     with_mtp = mtp and spec.mtp is not None
     if spec.mtp is not None and not with_mtp:
-        source.skip(f"model.layers.{spec.mtp.layer}.*", "the multi-token-prediction layer is off")
+        source.skip(f"{spec.mtp_prefix}*", "the multi-token-prediction layer is off")
     return LOADERS[spec.family](spec, source, positions or spec.max_positions, with_mtp)
 
 
@@ -97,7 +101,7 @@ def has_mtp_weights(folder: ModelFolder) -> bool:
     spec = folder.spec
     if spec.mtp is None:
         return False
-    prefix = f"model.layers.{spec.mtp.layer}."
+    prefix = spec.mtp_prefix
     return any(name.startswith(prefix) for name in folder.tensors)
 
 

@@ -24,8 +24,11 @@ __all__ = ["Catalogue", "Progress", "RandomSource", "SafetensorsSource", "Weight
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all)."""
 
-STORED_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8}
-"""Dtypes that can be read, by safetensors' names, and their size."""
+FLOATS = ("BF16", "F16", "F32", "F64")
+WHOLE = ("I32", "I64")
+"""Dtypes that can be read, by safetensors' names: of weights, and of tables of ids."""
+
+STORED_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I32": 4, "I64": 8}
 
 
 MOST_MISSING = 100_000
@@ -40,6 +43,7 @@ class Catalogue:
         self.dtype = dtype
         self.device = torch.device("meta")
         self.wanted: dict[str, tuple[int, ...]] = {}
+        self.whole: set[str] = set()
         self.skipped: dict[str, str] = {}
 
     def has(self, name: str) -> bool:
@@ -53,6 +57,11 @@ class Catalogue:
                 f"than the {len(self._stored)} that the folder holds"
             )
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+
+    def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
+        del below
+        self.whole.add(name)
+        return self.tensor(name, shape, torch.int32)
 
     def same(self, name: str, other: str) -> bool:
         del name, other
@@ -102,15 +111,20 @@ class SafetensorsSource:
         return name in self._stored
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        mapped = self._mapped(name)
-        if mapped.shape != torch.Size(shape):
-            raise CheckpointError(
-                f"{name}: expected shape {list(shape)}, found {list(mapped.shape)}"
-            )
+        mapped = self._mapped(name, shape)
         own = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         own.copy_(mapped)
         self._count(name)
         return own
+
+    def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
+        mapped = self._mapped(name, shape)
+        low, high = (int(bound) for bound in mapped.aminmax())  # of a file: no device is read
+        if low < 0 or high >= below:
+            raise CheckpointError(
+                f"{name}: holds numbers from {low} to {high}; expected 0 to {below - 1}"
+            )
+        return self.tensor(name, shape, torch.int32)
 
     def same(self, name: str, other: str) -> bool:
         if not (self.has(name) and self.has(other)):
@@ -133,14 +147,19 @@ class SafetensorsSource:
         if self._progress is not None:
             self._progress(self._done, self._total)
 
-    def _mapped(self, name: str) -> Tensor:
-        """The tensor as a view of its file."""
+    def _mapped(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """The tensor as a view of its file. Raises CheckpointError if it is not of `shape`."""
         if name not in self._stored:
             raise CheckpointError(f"{name}: the checkpoint holds no such tensor")
         file = self._stored[name].file
         if file not in self._open:
             self._open[file] = self._files.enter_context(safe_open(file, framework="pt"))
-        return self._open[file].get_tensor(name)
+        mapped = self._open[file].get_tensor(name)
+        if shape is not None and mapped.shape != torch.Size(shape):
+            raise CheckpointError(
+                f"{name}: expected shape {list(shape)}, found {list(mapped.shape)}"
+            )
+        return mapped
 
 
 class RandomSource:
@@ -175,6 +194,13 @@ class RandomSource:
             return own.copy_(values / math.sqrt(shape[-1]))
         centre = 1.0 if name.endswith(".weight") else 0.0
         return own.copy_(centre + values / 8)
+
+    def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
+        if self.device.type == "meta":
+            return torch.empty(shape, dtype=torch.int32, device=self.device)
+        generator = torch.Generator().manual_seed(self._seed ^ zlib.crc32(name.encode()))
+        values = torch.randint(below, shape, generator=generator, dtype=torch.int32)
+        return values.to(self.device)
 
     def same(self, name: str, other: str) -> bool:
         del name, other

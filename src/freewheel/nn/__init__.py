@@ -9,29 +9,45 @@ is the table of names. A part never reads a device value and never keeps one bet
 from __future__ import annotations
 
 from freewheel.nn.decoder import DecoderLayer, load_decoder_layer
+from freewheel.nn.entry_groups import entry_groups
 from freewheel.nn.history import HISTORY, history_group
+from freewheel.nn.hyper import HyperHead, load_hyper_head, spread
 from freewheel.nn.linear import Embedding, Head, Linear, load_embedding, load_head, load_linear
 from freewheel.nn.mtp import MtpLayer, load_mtp_layer
-from freewheel.nn.norm_rope import Norm, load_norm, rope_table
+from freewheel.nn.norm_rope import Norm, load_norm, load_wide_norm, rope_table
+from freewheel.nn.sight import whole_sight
 from freewheel.nn.source import WeightSource, held_tensors, wide_dtype
+from freewheel.nn.stream_layer import RopeTables, StreamLayer, load_stream_layer
+from freewheel.nn.stream_mtp import StreamMtp, load_stream_mtp
 
 __all__ = [
     "HISTORY",
     "DecoderLayer",
     "Embedding",
     "Head",
+    "HyperHead",
     "Linear",
     "MtpLayer",
     "Norm",
+    "RopeTables",
+    "StreamLayer",
+    "StreamMtp",
     "WeightSource",
+    "entry_groups",
     "held_tensors",
     "history_group",
     "load_decoder_layer",
     "load_embedding",
     "load_head",
+    "load_hyper_head",
     "load_linear",
     "load_mtp_layer",
     "load_norm",
+    "load_stream_layer",
+    "load_stream_mtp",
+    "load_wide_norm",
     "rope_table",
+    "spread",
+    "whole_sight",
     "wide_dtype",
 ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freewheel import ops
-from freewheel.nn.source import WeightSource
+from freewheel.nn.source import WeightSource, wide_dtype
 from freewheel.spec.model import RopeSpec, YarnSpec
 
 
@@ -35,6 +35,11 @@ class Norm:
 def load_norm(source: WeightSource, name: str, width: int, eps: float) -> Norm:
     """`name`.weight [width]."""
     return Norm(source.tensor(f"{name}.weight", (width,)), eps)
+
+
+def load_wide_norm(source: WeightSource, name: str, width: int, eps: float) -> Norm:
+    """As `load_norm`, but the weight stays in float32."""
+    return Norm(source.tensor(f"{name}.weight", (width,), wide_dtype(source.dtype)), eps)
 
 
 def rope_table(rope: RopeSpec, positions: int, device: torch.device) -> Tensor:

@@ -32,6 +32,10 @@ class WeightSource(Protocol):
         """The tensor, of `dtype` (the source's if None). Raises CheckpointError if it has none."""
         ...
 
+    def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
+        """int32: the stored whole numbers. Raises CheckpointError unless in 0 .. `below` - 1."""
+        ...
+
     def same(self, name: str, other: str) -> bool:
         """Whether both tensors are stored and hold the same values, so that one serves for both."""
         ...

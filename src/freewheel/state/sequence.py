@@ -19,8 +19,9 @@ class SequenceState:
 
     A row holds `known_lens` certain tokens and up to `draft_lens` drafts behind them; the first
     `computed_lens` have their cache rows stored. T is the context limit and the headroom that
-    drafts may overrun it by; every per-row buffer is sized by it. Lengths and positions are
-    absolute. A row whose known length reached its limit idles.
+    drafts may overrun it by; every per-row buffer is sized by it. Of P page-table columns, group g
+    uses the first `columns[g]`. Lengths and positions are absolute. A row whose known length
+    reached its limit idles.
     """
 
     tokens: Tensor  # int32 [R, T]
@@ -37,13 +38,14 @@ class SequenceState:
     seeds: Tensor  # int64 [R]
     stop_ids: Tensor  # int32 [R, MAX_STOP_IDS]  -1 where unused
     page_sizes: tuple[int, ...]
+    columns: tuple[int, ...]
 
     @classmethod
     def build(
         cls, arena: Arena, rows: int, row_width: int, groups: tuple[CacheGroup, ...]
     ) -> SequenceState:
         """`rows` rows, the scratch row included, each `row_width` tokens wide."""
-        columns = max(group.pages_for(row_width) for group in groups)
+        columns = tuple(group.pages_for(row_width) for group in groups)
 
         def ints(name: str, *shape: int, fill: int = 0) -> Tensor:
             return arena.new(f"state.{name}", shape, torch.int32, fill)
@@ -58,7 +60,7 @@ class SequenceState:
             draft_lens=ints("draft_lens", rows),
             limit_lens=ints("limit_lens", rows),
             minimum_lens=ints("minimum_lens", rows),
-            page_tables=ints("page_tables", len(groups), rows, columns),
+            page_tables=ints("page_tables", len(groups), rows, max(columns)),
             temperature=floats("temperature"),
             top_p=floats("top_p"),
             min_p=floats("min_p"),
@@ -66,6 +68,7 @@ class SequenceState:
             seeds=arena.new("state.seeds", (rows,), torch.int64),
             stop_ids=ints("stop_ids", rows, MAX_STOP_IDS, fill=-1),
             page_sizes=tuple(group.page_size for group in groups),
+            columns=columns,
         )
 
     @property

@@ -21,6 +21,11 @@ class StepView:
     kv_lens: Tensor  # int32 [B, W]  causal bound of each query, itself included; 0 = padding
     write_slots: Tensor  # int64 [G, B, W]  scratch slot 0 where the query is padding
     page_tables: Tensor  # int32 [G, R, P]  the whole tables: kernels read them by row
+    columns: tuple[int, ...] = ()
+
+    def table(self, group: int) -> Tensor:
+        """int32 [R, columns of the group]: its page table, without columns it never uses."""
+        return self.page_tables[group, :, : self.columns[group]]
 
 
 def open_step(
@@ -40,4 +45,4 @@ def open_step(
     tokens, positions, kv_lens, write_slots = ops.open_step(
         state.tokens, state.page_tables, rows, start, query_lens, width, shift, state.page_sizes
     )
-    return StepView(rows, tokens, positions, kv_lens, write_slots, state.page_tables)
+    return StepView(rows, tokens, positions, kv_lens, write_slots, state.page_tables, state.columns)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention whose one head of keys is also its values, over a window and over entries.
+
+DeepSeek-V4 report, section 2.3. Keys are rotated, so the values are: what the attention returns is
+turned back by the query's own angle, and each value counts by its distance alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freewheel import ops
+from freewheel.nn.compressor import Compressor, load_compressor
+from freewheel.nn.entry_groups import KEY, WINDOW
+from freewheel.nn.entry_indexer import EntryIndexer, load_entry_indexer
+from freewheel.nn.linear import Linear, load_linear
+from freewheel.nn.norm_rope import Norm, load_wide_norm
+from freewheel.nn.sight import Sight
+from freewheel.nn.source import WeightSource, wide_dtype
+from freewheel.spec.compressed import CompressedSpec, LayerKind, SharedKvSpec
+from freewheel.state import CachePool, StepView
+
+
+@dataclass(frozen=True)
+class CompressedAttention:
+    """One layer's. Without a compressor it sees its window alone; with an indexer, picked entries;
+    with a compressor alone, all of them."""
+
+    spec: SharedKvSpec
+    kind: LayerKind
+    layer: int
+    query_norm_eps: float
+    q_a: Linear  # [q_lora, H]
+    q_a_norm: Norm
+    q_b: Linear  # [heads * head_dim, q_lora]
+    kv: Linear  # [head_dim, H]
+    kv_norm: Norm
+    sinks: Tensor  # float32 [heads]
+    group_down: Tensor  # float [groups, group_rank, group_width]
+    output: Linear  # [H, groups * group_rank]
+    compressor: Compressor | None
+    indexer: EntryIndexer | None
+    rope_table: Tensor  # float32 [T, rope]
+
+    def __call__(self, x: Tensor, view: StepView, cache: CachePool, sight: Sight) -> Tensor:
+        """Attention output [B, W, H] of x [B, W, H]."""
+        spec, table = self.spec, self.rope_table
+        q_latent = self.q_a_norm(self.q_a(x))  # [B, W, q_lora]
+        query = self.q_b(q_latent).unflatten(-1, (spec.heads, spec.head_dim))
+        query = ops.open_query(query, self.query_norm_eps, view.positions, table)
+        keys = self._store_key(x, view, cache)
+        entries, picks = self._entries(x, q_latent, view, cache, sight)
+        mixed = ops.sink_attention(
+            query,
+            keys,
+            sight.window,
+            keys if entries is None else entries,
+            picks,
+            self.sinks,
+            spec.scale,
+        )
+        mixed = ops.rope_tail(mixed, view.positions, table, True)  # [B, W, heads, head_dim]
+        grouped = mixed.flatten(2).unflatten(-1, (spec.groups, spec.group_width))
+        low = torch.einsum("bwgi,gri->bwgr", grouped, self.group_down)
+        return self.output(low.flatten(2))
+
+    def _store_key(self, x: Tensor, view: StepView, cache: CachePool) -> Tensor:
+        """Write the keys of x [B, W, H]; returns the layer's cache [n_pages, page_size, D]."""
+        keys = cache.layer(KEY, self.layer)
+        ops.store_key(
+            keys,
+            self.kv(x),
+            self.kv_norm.weight,
+            self.kv_norm.eps,
+            view.positions,
+            self.rope_table,
+            view.write_slots[WINDOW],
+        )
+        return keys
+
+    def _entries(
+        self, x: Tensor, q_latent: Tensor, view: StepView, cache: CachePool, sight: Sight
+    ) -> tuple[Tensor | None, Tensor]:
+        """The entries' cache [n_pages, page_rows, D], and the picks: int32 [B, W, E]."""
+        if self.compressor is None:
+            return None, sight.nothing
+        own = sight.entries[self.kind]
+        entries = self.compressor.store(x, view, cache, own)
+        if self.indexer is not None:
+            return entries, self.indexer.select(x, q_latent, view, cache, own)
+        assert own.slots is not None, "layers without an indexer see all entries of their kind"
+        return entries, own.slots
+
+
+def load_compressed_attention(
+    source: WeightSource, spec: CompressedSpec, name: str, layer: int, table: Tensor
+) -> CompressedAttention:
+    """The attention stored under `name`. The layer behind the last one sees its window alone."""
+    own, width, eps = spec.attention, spec.hidden_size, spec.norm_eps
+    kind = spec.kinds[layer] if layer < spec.layers else LayerKind.SLIDING
+    compressor = indexer = None
+    if kind is not LayerKind.SLIDING:
+        compressor = load_compressor(source, spec, f"{name}.compressor", layer, table)
+    if kind is LayerKind.SPARSE:
+        indexer = load_entry_indexer(source, spec, f"{name}.indexer", layer, table)
+    down = source.tensor(f"{name}.wo_a.weight", (own.groups * own.group_rank, own.group_width))
+    return CompressedAttention(
+        spec=own,
+        kind=kind,
+        layer=layer,
+        query_norm_eps=eps,
+        q_a=load_linear(source, f"{name}.wq_a", own.q_lora_rank, width),
+        q_a_norm=load_wide_norm(source, f"{name}.q_norm", own.q_lora_rank, eps),
+        q_b=load_linear(source, f"{name}.wq_b", own.heads * own.head_dim, own.q_lora_rank),
+        kv=load_linear(source, f"{name}.wkv", own.head_dim, width),
+        kv_norm=load_wide_norm(source, f"{name}.kv_norm", own.head_dim, eps),
+        sinks=source.tensor(f"{name}.attn_sink", (own.heads,), wide_dtype(source.dtype)),
+        group_down=down.view(own.groups, own.group_rank, own.group_width),
+        output=load_linear(source, f"{name}.wo_b", width, own.groups * own.group_rank),
+        compressor=compressor,
+        indexer=indexer,
+        rope_table=table,
+    )

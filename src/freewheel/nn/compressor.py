@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixes the tokens of a window into one entry (DeepSeek-V4 report, sections 2.3.1 and 2.3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from freewheel import ops
+from freewheel.nn.entry_groups import ENTRY, INDEX_ENTRY, INDEX_RAW, RAW
+from freewheel.nn.linear import Linear
+from freewheel.nn.norm_rope import Norm, load_wide_norm
+from freewheel.nn.sight import EntrySight
+from freewheel.nn.source import WeightSource, wide_dtype
+from freewheel.spec.compressed import CompressedSpec, LayerKind
+from freewheel.state import CachePool, StepView
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """One layer's, of its attention or of its indexer. Its projections are float32, as its sums.
+
+    C channels: the entry's, or two for each of them where windows overlap: the first half serves
+    the window after, the second half the own one.
+    """
+
+    layer: int
+    entry_field: str
+    raw_field: str
+    kv_gate: Linear  # float32 [2 * C, H]
+    bias: Tensor  # float32 [ratio, C]
+    norm: Norm
+    rope_table: Tensor  # float32 [T, rope]
+
+    def store(self, x: Tensor, view: StepView, cache: CachePool, sight: EntrySight) -> Tensor:
+        """Store the raw rows of x [B, W, H] and the entries that they complete.
+
+        Returns the entries' cache [n_pages, page_rows, D].
+        """
+        raw = cache.layer(self.raw_field, self.layer)
+        ops.store_raw(raw, self.kv_gate(x), view.write_slots[sight.places.tail])
+        entries = cache.layer(self.entry_field, self.layer)
+        ops.compress(
+            entries,
+            raw,
+            self.bias,
+            self.norm.weight,
+            self.norm.eps,
+            self.rope_table,
+            sight.windows,
+            sight.write_slots,
+            sight.raw_slots,
+        )
+        return entries
+
+
+def load_compressor(
+    source: WeightSource, spec: CompressedSpec, name: str, layer: int, table: Tensor
+) -> Compressor:
+    """The one of a layer's attention, stored under `name`."""
+    return _load(source, spec, name, layer, table, spec.attention.head_dim, (ENTRY, RAW))
+
+
+def load_index_compressor(
+    source: WeightSource, spec: CompressedSpec, name: str, layer: int, table: Tensor
+) -> Compressor:
+    """The one of a layer's indexer, stored under `name`."""
+    return _load(source, spec, name, layer, table, spec.indexer.dim, (INDEX_ENTRY, INDEX_RAW))
+
+
+def _load(
+    source: WeightSource,
+    spec: CompressedSpec,
+    name: str,
+    layer: int,
+    table: Tensor,
+    dim: int,
+    fields: tuple[str, str],
+) -> Compressor:
+    kind, dtype = spec.kinds[layer], wide_dtype(source.dtype)
+    channels = 2 * dim if kind is LayerKind.SPARSE else dim
+    shape = (channels, spec.hidden_size)
+    kv = source.tensor(f"{name}.wkv.weight", shape, dtype)
+    joined = kv.new_empty(2 * channels, spec.hidden_size)
+    joined[:channels].copy_(kv)
+    joined[channels:].copy_(source.tensor(f"{name}.wgate.weight", shape, dtype))
+    return Compressor(
+        layer=layer,
+        entry_field=fields[0],
+        raw_field=fields[1],
+        kv_gate=Linear(joined),
+        bias=source.tensor(f"{name}.ape", (spec.ratio(kind), channels), dtype),
+        norm=load_wide_norm(source, f"{name}.norm", dim, spec.norm_eps),
+        rope_table=table,
+    )
