@@ -31,7 +31,8 @@ class EngineConfig:
     that the model has (auto). `run_ahead`: rounds launched before the oldest letter is
     read (0 to 3). `chunk`: prompt tokens a round computes of one request, at most. `max_batch`:
     requests decoded together. `context_len`: tokens of prompt and answer together; None takes the
-    model's own limit. `cache_bytes`: budget of the paged cache. `threads`: intra-op CPU threads.
+    model's own limit. `page_size`: tokens of a cache page; None takes what suits the model.
+    `cache_bytes`: budget of the paged cache. `threads`: intra-op CPU threads.
     `device`: auto takes a CUDA device if there is one. `graph`: auto takes a CUDA graph on a CUDA
     device and a tape on the CPU; eager runs the round's Python every time.
     `guard`: count host reads in every round (the round itself is the same).
@@ -47,7 +48,7 @@ class EngineConfig:
     max_batch: int = 8
     prefill_batch: int = 2
     context_len: int | None = None
-    page_size: int = 64
+    page_size: int | None = None
     cache_bytes: int = 1 << 30
     dtype: str = "auto"
     threads: int = 1
@@ -63,9 +64,10 @@ class EngineConfig:
         _check_range("chunk", self.chunk, MAX_VERIFY_WIDTH + 1, 1 << 16)
         _check_range("max_batch", self.max_batch, 1, 1 << 12)
         _check_range("prefill_batch", self.prefill_batch, 1, self.max_batch)
-        _check_range("page_size", self.page_size, 1, 1 << 12)
         _check_range("threads", self.threads, 1, 1 << 10)
         _check_range("cache_bytes", self.cache_bytes, 1, 1 << 50)
+        if self.page_size is not None:
+            _check_range("page_size", self.page_size, 1, 1 << 12)
         if self.context_len is not None:
             _check_range("context_len", self.context_len, 2, 1 << 24)
         _check_choice("drafter", self.drafter, DRAFTERS)

@@ -14,7 +14,7 @@ from torch import Tensor
 from freewheel import LLM, SamplingParams
 from freewheel.graph import TapeGraph
 from freewheel.host import Request
-from freewheel.spec import Admission, Feed, PageWrite, StepPlan
+from freewheel.spec import Admission, CacheGroup, Feed, PageWrite, StepPlan
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
@@ -58,6 +58,7 @@ class PoisonedEngine:
             max_batch=1,
             prefill_batch=1,
             context_len=llm.context_len,
+            page_size=llm.config.page_size,
         )
         self._launch = llm.executor.launch
         llm.executor.launch = self.launch  # type: ignore[method-assign]
@@ -66,18 +67,18 @@ class PoisonedEngine:
             llm.executor._new_graph = lambda: TapeGraph(tensors, poison=True, harmless=True)  # type: ignore
 
     @property
-    def caches(self) -> dict[str, Tensor]:
-        """Every field, float64 [layers, pages, page_rows, width]."""
+    def caches(self) -> dict[Field, Tensor]:
+        """Every field by (group, name), float64 [layers, pages, page_rows, width]."""
         return caches_of(self.llm)
 
     def launch(self, plan: StepPlan) -> None:
         fresh = {r for r, a in zip(plan.rows, plan.admissions, strict=True) if a is not None}
-        for tensor in self.caches.values():
+        for (group, _), tensor in self.caches.items():
             flat = tensor.flatten(1, 2)
             keep = torch.zeros(flat.shape[1], dtype=torch.bool)
             for row in self.live_rows():
                 if row not in fresh:
-                    keep[self.slots(row)] = True
+                    keep[self.slots(row, group)] = True
             flat[:, ~keep] = torch.nan
         self._launch(plan)
         self.rounds += 1
@@ -93,13 +94,12 @@ class PoisonedEngine:
         live = self.llm._session._live.values()
         return [item.request.row for item in live if item.request.row is not None]
 
-    def slots(self, row: int) -> Tensor:
-        """int64 [computed]: where the row's certain cache rows are."""
+    def slots(self, row: int, group: int) -> Tensor:
+        """int64 [N]: where the row's certain cache rows are that the group promises to keep."""
         state = self.llm.executor.state
-        computed = int(state.computed_lens[row])
-        positions = torch.arange(computed)
-        size = state.page_sizes[0]
-        return state.page_tables[0, row, positions // size].long() * size + positions % size
+        kept = kept_rows(self.llm.built.groups[group], int(state.computed_lens[row]))
+        size = self.llm.built.groups[group].page_rows
+        return state.page_tables[group, row, kept // size].long() * size + kept % size
 
     def check_some_row(self) -> None:
         state = self.llm.executor.state
@@ -113,20 +113,35 @@ class PoisonedEngine:
         computed = int(state.computed_lens[row])
         tokens = state.tokens[row, : int(state.known_lens[row])].tolist()
         want = one_shot(self._reference, tokens)
-        for name, tensor in self.caches.items():
-            have = tensor.flatten(1, 2)[:, self.slots(row)]
-            torch.testing.assert_close(have, want[name][:, :computed], rtol=1e-9, atol=1e-11)
+        for (group, name), tensor in self.caches.items():
+            have = tensor.flatten(1, 2)[:, self.slots(row, group)]
+            kept = kept_rows(self.llm.built.groups[group], computed)
+            wanted = want[group, name][:, kept]
+            torch.testing.assert_close(have, wanted, rtol=1e-9, atol=1e-11)
         self.checked += 1
 
 
-def caches_of(llm: LLM) -> dict[str, Tensor]:
+Field = tuple[int, str]
+"""A field of a group: the group's index, and the field's name."""
+
+
+def kept_rows(group: CacheGroup, computed: int) -> Tensor:
+    """int64 [N]: stored rows that `computed` tokens complete, and that the group still keeps."""
+    first = 0 if group.retention is None else max(0, computed - group.retention)
+    return torch.arange(first // group.stride, computed // group.stride)
+
+
+def caches_of(llm: LLM) -> dict[Field, Tensor]:
     arena = llm.executor.arena
-    fields = [field.name for group in llm.built.groups for field in group.fields]
-    return {name: arena[f"cache.history.{name}"] for name in fields}
+    return {
+        (index, field.name): arena[f"cache.{group.name}.{field.name}"]
+        for index, group in enumerate(llm.built.groups)
+        for field in group.fields
+    }
 
 
-def one_shot(llm: LLM, tokens: list[int]) -> dict[str, Tensor]:
-    """Every field after one rectangle over all tokens: float64 [layers, tokens, width]."""
+def one_shot(llm: LLM, tokens: list[int]) -> dict[Field, Tensor]:
+    """Every field after one rectangle over all tokens: float64 [layers, rows, width]."""
     shape = llm.built.ladder.fit_prefill(1, len(tokens), ready=True)
     admission = Admission(
         known=len(tokens),
@@ -140,14 +155,17 @@ def one_shot(llm: LLM, tokens: list[int]) -> dict[str, Tensor]:
         seed=0,
         stop_ids=(),
     )
-    size = llm.config.page_size
-    columns = -(-min(len(tokens) + shape.depth, llm.context_len) // size)
-    writes = tuple(PageWrite(1, 0, c, c + 1) for c in range(columns))
+    groups, reach = llm.built.groups, min(len(tokens) + shape.depth, llm.context_len)
+    writes = tuple(
+        PageWrite(1, index, c, c + 1)
+        for index, group in enumerate(groups)
+        for c in range(group.pages_for(reach))
+    )
     llm.executor.launch(StepPlan(0, shape, (1,), (admission,), (Feed(0, tuple(tokens)),), writes))
     llm.executor.collect()
     return {
-        name: tensor.flatten(1, 2)[:, size : size + len(tokens)].clone()
-        for name, tensor in caches_of(llm).items()
+        (index, name): tensor[:, 1:].flatten(1, 2)[:, : len(tokens) // groups[index].stride].clone()
+        for (index, name), tensor in caches_of(llm).items()
     }
 
 

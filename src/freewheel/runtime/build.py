@@ -71,7 +71,8 @@ def build(
     device = resolve_device(config, decisions)
     graph = resolve_graph(config, device, decisions)
     dtype = resolve_dtype(config, device, decisions)
-    groups = sketch(config, folder, drafter, dtype).model.cache_groups(config.page_size, dtype)
+    page_size = resolve_page_size(config, folder.spec, decisions)
+    groups = sketch(config, folder, drafter, dtype).model.cache_groups(page_size, dtype)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
     torch.set_num_threads(config.threads)
     load_kernels(device)
@@ -177,6 +178,21 @@ def resolve_dtype(config: EngineConfig, device: str, decisions: Decisions) -> st
         return "bfloat16"
     decisions.note("dtype", "float32", "the CPU computes bfloat16 slower and rounds it by shape")
     return "float32"
+
+
+def resolve_page_size(config: EngineConfig, spec: ModelSpec, decisions: Decisions) -> int:
+    """Tokens of a cache page. Raises ConfigError for one that does not suit the model."""
+    multiple = spec.page_multiple
+    if config.page_size is not None:
+        if config.page_size % multiple:
+            raise ConfigError(
+                f"page_size: must be a multiple of {multiple} for this model, whose cached rows "
+                f"cover up to so many tokens; got {config.page_size}"
+            )
+        return config.page_size
+    choice = next(size for size in (64, 256, multiple) if size % multiple == 0)
+    decisions.note("page_size", choice, f"must be a multiple of {multiple} for this model")
+    return choice
 
 
 def _make_drafter(name: str, head: DraftHead | None) -> Drafter:

@@ -28,25 +28,30 @@ def plan_memory(
 ) -> Sizes:
     """Rows for `max_batch` requests, and pages.
 
-    Every group gets pages for `max_batch` requests of full context, or its share of `cache_bytes`
-    where that is less. Raises ConfigError if not even one full-context request fits.
+    A group that keeps all tokens gets pages for `max_batch` requests of full context, or its share
+    of `cache_bytes` where that is less; one that keeps the latest alone gets what so many requests
+    can ever hold at once. Raises ConfigError if not even one full-context request fits.
     """
     context_len = config.context_len or model_limit
     if context_len > model_limit:
         raise ConfigError(
             f"context_len: {context_len} exceeds the model's own limit of {model_limit}"
         )
-    wanted = tuple(config.max_batch * group.pages_for(context_len) for group in groups)
-    cost = sum(n * group.page_bytes for n, group in zip(wanted, groups, strict=True))
-    budget = min(config.cache_bytes, cost)
-    pages = tuple(n * budget // cost for n in wanted)
-    for group, count in zip(groups, pages, strict=True):
-        needed = group.pages_for(context_len)
-        if count < needed:
-            raise ConfigError(
-                f"cache_bytes: {config.cache_bytes} leaves {count} pages of {group.name}, and one "
-                f"request of {context_len} tokens takes {needed}; raise it or lower context_len"
-            )
+    wanted = tuple(pages_wanted(config, group, context_len) for group in groups)
+    costs = tuple(n * group.page_bytes for n, group in zip(wanted, groups, strict=True))
+    latest = sum(c for c, g in zip(costs, groups, strict=True) if g.retention is not None)
+    if latest and latest >= config.cache_bytes:
+        raise ConfigError(
+            f"cache_bytes: {config.cache_bytes} does not hold the {latest} bytes of the groups "
+            "that keep only the latest tokens; raise it, or lower chunk, max_batch or run_ahead"
+        )
+    cost = max(1, sum(costs) - latest)
+    budget = min(config.cache_bytes - latest, cost)
+    pages = tuple(
+        n * budget // cost if group.retention is None else n
+        for n, group in zip(wanted, groups, strict=True)
+    )
+    _check_one_fits(config, groups, pages, context_len)
     if budget < cost:
         share = budget / cost
         decisions.note(
@@ -55,3 +60,38 @@ def plan_memory(
     else:
         decisions.note("pages", pages, f"{config.max_batch} requests of {context_len} tokens")
     return Sizes(config.max_batch + 1, context_len, tuple(n + 1 for n in pages))
+
+
+def pages_wanted(config: EngineConfig, group: CacheGroup, context_len: int) -> int:
+    """The most pages of `group` that the requests of a full engine hold at once.
+
+    With `run_ahead` rounds unread, what the latest tokens are is known that much later: up to so
+    many rounds' tokens are kept besides them.
+    """
+    if group.retention is None:
+        return config.max_batch * group.pages_for(context_len)
+    rounds, decode = config.run_ahead + 1, config.ladder().decode[-1]
+    decoding = pages_touched(group, rounds * decode.reach)
+    prompting = pages_touched(group, rounds * (config.chunk + decode.depth))
+    largest = group.pages_for(context_len)
+    return config.max_batch * min(decoding, largest) + config.prefill_batch * min(
+        prompting, largest
+    )
+
+
+def pages_touched(group: CacheGroup, stretch: int) -> int:
+    """Pages that hold a group's latest tokens and `stretch` more, wherever they begin."""
+    assert group.retention is not None
+    return (group.retention + stretch - 2) // group.page_size + 2
+
+
+def _check_one_fits(
+    config: EngineConfig, groups: tuple[CacheGroup, ...], pages: tuple[int, ...], context_len: int
+) -> None:
+    for group, count in zip(groups, pages, strict=True):
+        needed = group.pages_for(context_len)
+        if group.retention is None and count < needed:
+            raise ConfigError(
+                f"cache_bytes: {config.cache_bytes} leaves {count} pages of {group.name}, and one "
+                f"request of {context_len} tokens takes {needed}; raise it or lower context_len"
+            )

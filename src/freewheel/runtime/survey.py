@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from freewheel.config import Decision, Decisions, EngineConfig, find_model
 from freewheel.models import open_folder
 from freewheel.nn.source import held_tensors
-from freewheel.runtime.build import resolve_device, resolve_drafter, resolve_dtype, sketch
+from freewheel.runtime.build import (
+    resolve_device,
+    resolve_drafter,
+    resolve_dtype,
+    resolve_page_size,
+    sketch,
+)
 from freewheel.runtime.memory import Sizes, plan_memory
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.model import ModelSpec
@@ -38,8 +44,9 @@ def survey(config: EngineConfig) -> Survey:
     folder = open_folder(find_model(config.model))
     drafter = resolve_drafter(config, folder, decisions)
     dtype = resolve_dtype(config, resolve_device(config, decisions), decisions)
+    page_size = resolve_page_size(config, folder.spec, decisions)
     found = sketch(config, folder, drafter, dtype)
-    groups = found.model.cache_groups(config.page_size, dtype)
+    groups = found.model.cache_groups(page_size, dtype)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
     arena = Arena("meta")
     SequenceState.build(arena, sizes.rows, sizes.row_width, groups)
