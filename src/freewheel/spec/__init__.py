@@ -7,8 +7,18 @@ May import the standard library and `freewheel.errors`. Must never import torch 
 from __future__ import annotations
 
 from freewheel.spec.cache import CacheField, CacheGroup
+from freewheel.spec.compressed import (
+    ClampedMoeSpec,
+    CompressedSpec,
+    CompressionSpec,
+    EntryIndexerSpec,
+    HyperSpec,
+    LayerKind,
+    SharedKvSpec,
+)
 from freewheel.spec.model import (
     AttentionSpec,
+    DsaSpec,
     IndexerSpec,
     ModelSpec,
     MoeSpec,
@@ -28,9 +38,16 @@ __all__ = [
     "AttentionSpec",
     "CacheField",
     "CacheGroup",
+    "ClampedMoeSpec",
+    "CompressedSpec",
+    "CompressionSpec",
+    "DsaSpec",
+    "EntryIndexerSpec",
     "Feed",
     "FinishReason",
+    "HyperSpec",
     "IndexerSpec",
+    "LayerKind",
     "ModelSpec",
     "MoeSpec",
     "MtpSpec",
@@ -39,6 +56,7 @@ __all__ = [
     "RowResult",
     "SamplingParams",
     "ShapeLadder",
+    "SharedKvSpec",
     "StepPlan",
     "StepResult",
     "StepShape",
