@@ -118,9 +118,7 @@ class StreamReference:
     def _collapsed(self, streams: Tensor, mixes: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         return (mixes[0][:, :, None] * streams).sum(1)
 
-    def _expanded(
-        self, y: Tensor, streams: Tensor, mixes: tuple[Tensor, Tensor, Tensor]
-    ) -> Tensor:
+    def _expanded(self, y: Tensor, streams: Tensor, mixes: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         _, post, mix = mixes
         return post[:, :, None] * y[:, None] + torch.einsum("njk,njd->nkd", mix, streams)
 

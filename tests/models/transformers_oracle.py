@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import (
-    DeepseekV32Config,
-    DeepseekV32ForCausalLM,
     DeepseekV4Config,
     DeepseekV4ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     GlmMoeDsaConfig,
     GlmMoeDsaForCausalLM,
     PreTrainedModel,

@@ -14,10 +14,22 @@ from torch import Tensor
 from freewheel import ops
 from freewheel.graph import no_host_sync, trace_on_meta
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS
-from tests.ops.cases import CASES, Sizes, arguments, assert_close
+from tests.ops.cases import CASES as TOKEN_CASES
+from tests.ops.cases import Sizes, assert_close
+from tests.ops.stream_cases import STREAM_CASES
 
+CASES = TOKEN_CASES | STREAM_CASES
 EVERY_OP = pytest.mark.parametrize("name", sorted(CASES))
-STORES = ("store_latent", "store_index_key")
+WRITTEN = {
+    "store_latent": -1,
+    "store_index_key": -1,
+    "store_key": -1,
+    "store_raw": -1,
+    "compress": 7,
+}
+"""Ops that write rows of their first argument, and which argument says where."""
+
+STORES = tuple(WRITTEN)
 SIZES = st.builds(
     Sizes,
     batch=st.integers(0, 4),
@@ -25,6 +37,15 @@ SIZES = st.builds(
     seed=st.integers(0, 10_000),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )
+
+
+def arguments(name: str, of: Sizes | None = None) -> tuple[Any, ...]:
+    return CASES[name](name, of or Sizes())
+
+
+def written(name: str, args: tuple[Any, ...], rows: int | list[int]) -> Tensor:
+    """int64: slots that those rows of the batch write."""
+    return args[WRITTEN[name]][rows].flatten()
 
 
 def outputs(name: str, body: Any, args: tuple[Any, ...]) -> tuple[Tensor, ...]:
@@ -40,8 +61,9 @@ def registered(name: str) -> Any:
     return getattr(torch.ops.freewheel, name).default
 
 
-def test_every_op_of_the_three_files_is_covered_here() -> None:
-    files = ("freewheel.ops.attention", "freewheel.ops.cache", "freewheel.ops.dense")
+def test_every_op_of_these_files_is_covered_here() -> None:
+    names = ("attention", "cache", "dense", "clamped", "compressed", "hyper", "sinks")
+    files = [f"freewheel.ops.{name}" for name in names]
     declared = {name for name, body in SPECIFICATIONS.items() if body.__module__ in files}
     assert declared == set(CASES)
     assert declared <= set(ops.__all__)
@@ -93,7 +115,7 @@ def test_an_empty_batch_is_no_crash_and_gives_zero_rows(name: str) -> None:
 
 
 @EVERY_OP
-@pytest.mark.parametrize("batch", [3, 5])
+@pytest.mark.parametrize("batch", [5, 7])
 def test_a_row_alone_gives_what_it_gives_in_a_batch(name: str, batch: int) -> None:
     """Among them more rows than index heads, and neighbours full of NaN."""
     args = arguments(name, Sizes(batch, width=4, dtype=torch.float64))
@@ -104,7 +126,7 @@ def test_a_row_alone_gives_what_it_gives_in_a_batch(name: str, batch: int) -> No
             alone = [a[b : b + 1] if per_row else a for a, per_row in zip(args, split, strict=True)]
             for one, all_ in zip(outputs(name, body, tuple(alone)), together, strict=True):
                 if name in STORES:
-                    own = args[-1][b]
+                    own = written(name, args, b)
                     assert_close(one.view(-1, 24)[own], all_.view(-1, 24)[own])
                 else:
                     assert_close(one[0], all_[b])
@@ -127,7 +149,7 @@ def test_a_poisoned_neighbour_changes_nothing(name: str) -> None:
         dirty = outputs(name, body, tuple(poisoned(a) for a in args))
         for good, bad in zip(clean, dirty, strict=True):
             if name in STORES:
-                own = args[-1][[0, 2]].flatten()
+                own = written(name, args, [0, 2])
                 assert torch.equal(good.view(-1, 24)[own], bad.view(-1, 24)[own])
             else:
                 assert torch.equal(good[[0, 2]], bad[[0, 2]])

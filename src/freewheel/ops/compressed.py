@@ -226,7 +226,8 @@ def compress(
     ratio, span, dim = bias.shape[0], raw_slots.shape[2], norm_weight.shape[0]
     none = (raw_slots < 0)[..., None]  # bool [B, K, span, 1]
     flat = raw.view(-1, raw.shape[2])
-    gathered = flat.index_select(0, raw_slots.clamp(min=0).flatten()).view(*raw_slots.shape, -1)
+    gathered = flat.index_select(0, raw_slots.clamp(min=0).flatten())
+    gathered = gathered.view(*raw_slots.shape, flat.shape[1])
     kv, gate = wide(gathered).masked_fill(none, 0).chunk(2, dim=-1)  # float [B, K, span, C]
     gate = gate + bias.to(gate.dtype).repeat(span // ratio, 1)
     if span > ratio:
