@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,22 +14,23 @@ from freewheel import SamplingParams
 from tests.program.whitebox import PoisonedEngine, answers, engine, mixed_params, prompts
 
 
-@pytest.mark.parametrize("family", ["t32", "tg"])
+@pytest.mark.parametrize("family", ["t32", "tg", "t4"])
 @pytest.mark.parametrize("seed", range(4))
 def test_cache_below_computed_equals_a_one_shot_prefill_after_any_schedule(
     folders: dict[str, Path], family: str, seed: int
 ) -> None:
     rng = random.Random(seed)
+    options: dict[str, Any] = {
+        "speculate": rng.choice([1, 3, 7]),
+        "run_ahead": rng.randint(0, 3),
+        "chunk": rng.choice([9, 16, 33]),
+        "graph": rng.choice(["eager", "tape"]),
+        "max_batch": 3,
+        "prefill_batch": 2,
+        "context_len": 96,
+    }
     llm = engine(
-        folders[family],
-        speculate=rng.choice([1, 3, 7]),
-        run_ahead=rng.randint(0, 3),
-        chunk=rng.choice([9, 16, 33]),
-        graph=rng.choice(["eager", "tape"]),
-        max_batch=3,
-        prefill_batch=2,
-        context_len=96,
-        cache_bytes=pool_bytes(folders[family], pages=30),
+        folders[family], cache_bytes=pool_bytes(folders[family], 30 / 72, options), **options
     )
     watched = PoisonedEngine(llm, seed)
     requests = prompts(seed, count=8, longest=50)
@@ -37,16 +40,16 @@ def test_cache_below_computed_equals_a_one_shot_prefill_after_any_schedule(
     assert watched.checked >= 5
 
 
-def test_preemption_and_aborts_leave_the_neighbours_cache_alone(folders: dict[str, Path]) -> None:
-    llm = engine(
-        folders["t32"],
-        max_batch=3,
-        context_len=96,
-        cache_bytes=pool_bytes(folders["t32"], pages=28),
-    )
+@pytest.mark.parametrize("family", ["t32", "t4"])
+def test_preemption_and_aborts_leave_the_neighbours_cache_alone(
+    folders: dict[str, Path], family: str
+) -> None:
+    options: dict[str, Any] = {"max_batch": 3, "context_len": 96}
+    cache_bytes = pool_bytes(folders[family], 28 / 72, options)
+    llm = engine(folders[family], cache_bytes=cache_bytes, **options)
     watched = PoisonedEngine(llm, seed=5)
     long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-    solo = engine(folders["t32"], context_len=96)
+    solo = engine(folders[family], context_len=96)
     requests = prompts(11, count=3, longest=30)
     first = llm.stream(requests[0], long)
     next(first)
@@ -56,7 +59,11 @@ def test_preemption_and_aborts_leave_the_neighbours_cache_alone(folders: dict[st
     assert watched.preemptions
 
 
-def pool_bytes(folder: Path, pages: int) -> int:
-    """A cache budget of `pages` pages of 4 tokens, in float64."""
-    llm = engine(folder, context_len=16, max_batch=1, prefill_batch=1)
-    return pages * llm.built.groups[0].page_bytes
+def pool_bytes(folder: Path, share: float, options: dict[str, Any]) -> int:
+    """A cache budget for that share of a full engine's contexts; the latest tokens' groups whole."""
+    built = engine(folder, **options).built
+    sizes = [
+        (pages - 1) * group.page_bytes * (share if group.retention is None else 1)
+        for group, pages in zip(built.groups, built.sizes.pages, strict=True)
+    ]
+    return math.ceil(sum(sizes)) + 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
 def engine(folder: Path, **options: Any) -> LLM:
     """Small pages, float64: rounding cannot turn one token into another."""
-    defaults = {"dtype": "float64", "page_size": 4, "max_batch": 4, "chunk": 16}
+    compressed = json.loads((folder / "config.json").read_text())["model_type"] == "deepseek_v4"
+    page_size = 16 if compressed else 4  # no window of entries may span two pages
+    defaults = {"dtype": "float64", "page_size": page_size, "max_batch": 4, "chunk": 16}
     return LLM(str(folder), **(defaults | options))
 
 
