@@ -172,6 +172,29 @@ def one_shot(llm: LLM, tokens: list[int]) -> dict[Field, Tensor]:
     }
 
 
+class ScriptedDrafts:
+    """Before every round, drafts become right for exactly `right` places, and wrong behind them.
+
+    `script`: the row's tokens. Rounds must be read one by one (`run_ahead` 0), of one row.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.script: list[int] = []
+        self.right = 0
+        self._llm = llm
+        self._launch = llm.executor.launch
+        llm.executor.launch = self.launch  # type: ignore[method-assign]
+
+    def launch(self, plan: StepPlan) -> None:
+        state = self._llm.executor.state
+        for row in plan.rows:
+            known = int(state.known_lens[row])
+            for ahead in range(int(state.draft_lens[row]) if known else 0):
+                token = self.script[known + ahead]
+                state.tokens[row, known + ahead] = token if ahead < self.right else (token + 1) % 256
+        self._launch(plan)
+
+
 def mixed_params(seed: int) -> Iterator[SamplingParams]:
     """Greedy and sampled, short and long."""
     rng = random.Random(seed)
