@@ -63,16 +63,24 @@ def _compress(name: str, of: Sizes) -> tuple[Any, ...]:
     windows = torch.randint(-1, 12, of.lead, generator=generator(of.seed), dtype=torch.int32)
     raw_slots = raw_slots.masked_fill(windows[..., None] < 0, -1)
     cache, raw = of.draw(1, 10, 4, 24), of.draw(2, pages.count, 8, 96, dtype=of.wide)
+    cache[0, 0] = 0
     bias, norm = of.draw(3, RATIO, 48, dtype=of.wide), of.draw(4, 24, dtype=of.wide)
     table = rope_angles(50, 8)
-    return cache, raw, bias, norm, 1e-6, table, windows, _slots(of, 40), raw_slots
+    write_slots = (_slots(of, 39) + 1).masked_fill(windows < 0, 0)
+    return cache, raw, bias, norm, 1e-6, table, windows, write_slots, raw_slots
+
+
+def distinct(slots: Tensor) -> Tensor:
+    """The same lanes, but for those that repeat an earlier one of their query: they are dead."""
+    same = slots[..., None] == slots[..., None, :]
+    return slots.masked_fill(same.tril(-1).any(-1), -1)
 
 
 def _sinks(name: str, of: Sizes) -> tuple[Any, ...]:
     pages = draw_pages(of.seed, of.batch, of.width, columns=5, size=8)
     more = draw_pages(of.seed + 1, of.batch, of.width, columns=5, size=2)
-    slots = draw_slots(of.seed, pages, 6, of.width)
-    picks = draw_slots(of.seed + 1, more, 3, of.width)
+    slots = distinct(draw_slots(of.seed, pages, 6, of.width))
+    picks = distinct(draw_slots(of.seed + 1, more, 3, of.width))
     keys, entries = of.draw(1, pages.count, 8, 24), of.draw(2, more.count, 2, 24)
     query, sinks = of.draw(3, *of.lead, 4, 24), of.draw(4, 4, dtype=of.wide)
     return query, keys, slots, entries, picks, sinks, 0.2

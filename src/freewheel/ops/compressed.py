@@ -223,6 +223,20 @@ def compress(
     mixes those of the window before (span = 2 * ratio): of the earlier window the first D channels
     count, of its own the last D.
     """
+    entry = mix_entries(raw, bias, norm_weight, eps, rope_table, windows, raw_slots)
+    write_rows(cache, entry, write_slots)
+
+
+def mix_entries(
+    raw: Tensor,
+    bias: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    rope_table: Tensor,
+    windows: Tensor,
+    raw_slots: Tensor,
+) -> Tensor:
+    """float [B, K, D]: what `compress` stores."""
     ratio, span, dim = bias.shape[0], raw_slots.shape[2], norm_weight.shape[0]
     none = (raw_slots < 0)[..., None]  # bool [B, K, span, 1]
     flat = raw.view(-1, raw.shape[2])
@@ -237,5 +251,4 @@ def compress(
     gate = gate.masked_fill(none & (windows >= 0)[:, :, None, None], float("-inf"))
     mixed = (kv * gate.softmax(dim=2)).sum(dim=2)  # float [B, K, D]
     angles = angles_at(rope_table, (windows * ratio).clamp(min=0))
-    entry = rotate_tail(normalise_rms(mixed, norm_weight, eps), angles)
-    write_rows(cache, entry, write_slots)
+    return rotate_tail(normalise_rms(mixed, norm_weight, eps), angles)

@@ -28,8 +28,8 @@ def sink_attention(
     """The keys and entries listed, weighted by softmax over their scores and the head's sink.
 
     A score is scale * query . key. The sink takes its share of the weight and adds nothing
-    (DeepSeek-V4 report, section 2.3). Lanes may be dead anywhere, and are then not read; a query
-    without any lane gives zeros.
+    (DeepSeek-V4 report, section 2.3). Lanes may be dead anywhere, and are then not read; none lists
+    a row twice. A query without any lane gives zeros.
     """
     width, dim = slots.shape[2] + entry_slots.shape[2], query.shape[3]
     step = max(1, GATHER_LIMIT // (width * dim))

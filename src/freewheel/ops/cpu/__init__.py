@@ -1,6 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faster bodies for one CPU thread. Like kernels, they may read lengths and skip what is dead."""
 
-from freewheel.ops.cpu import attention, cache, choosing, dense
+from freewheel.ops.cpu import attention, cache, choosing, clamped, compressed, dense, hyper, sinks
 
-__all__ = ["attention", "cache", "choosing", "dense"]
+__all__ = [
+    "attention",
+    "cache",
+    "choosing",
+    "clamped",
+    "compressed",
+    "dense",
+    "hyper",
+    "sinks",
+]
