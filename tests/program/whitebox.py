@@ -47,8 +47,10 @@ class PoisonedEngine:
     executor's `launch`, which tests replace.
     """
 
-    def __init__(self, llm: LLM, seed: int = 0) -> None:
+    def __init__(self, llm: LLM, seed: int = 0, chance: float = 0.3) -> None:
+        """`chance`: of a row's caches being compared with a one-shot prefill's, each round."""
         self.llm = llm
+        self.chance = chance
         self.rng = random.Random(seed)
         self.checked = 0
         self.seen: dict[str, Request] = {}
@@ -86,7 +88,7 @@ class PoisonedEngine:
         self._launch(plan)
         self.rounds += 1
         self.seen |= {r.id: r for r in (item.request for item in self.llm._session._live.values())}
-        if self.rng.random() < 0.3:
+        if self.rng.random() < self.chance:
             self.check_some_row()
 
     @property
