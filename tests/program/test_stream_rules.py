@@ -67,9 +67,7 @@ def test_company_in_one_batch_may_mix_every_kind_of_request(
 
 
 @pytest.mark.parametrize("right", [0, 1, 2, 3])
-def test_a_run_of_drafts_may_end_anywhere_in_a_window(
-    folders: dict[str, Path], right: int
-) -> None:
+def test_a_run_of_drafts_may_end_anywhere_in_a_window(folders: dict[str, Path], right: int) -> None:
     """Rejections at every offset within windows of 4 and 8: text and caches as without drafts."""
     params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
     base = engine(folders["t4"], speculate=0, **SOLO)
@@ -99,9 +97,7 @@ LONG = SamplingParams(temperature=0, max_tokens=310, ignore_eos=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("depth", "accepted"), [(1, (0, 1)), (3, (0, 1, 2, 3)), (7, (0, 2, 4, 7))]
-)
+@pytest.mark.parametrize(("depth", "accepted"), [(1, (0, 1)), (3, (0, 1, 2, 3)), (7, (0, 2, 4, 7))])
 def test_published_windows_are_crossed_alike_with_every_acceptance(
     published: tuple[Path, list[int], tuple[int, ...]], depth: int, accepted: tuple[int, ...]
 ) -> None:

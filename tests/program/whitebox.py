@@ -193,7 +193,9 @@ class ScriptedDrafts:
             known = int(state.known_lens[row])
             for ahead in range(int(state.draft_lens[row]) if known else 0):
                 token = self.script[known + ahead]
-                state.tokens[row, known + ahead] = token if ahead < self.right else (token + 1) % 256
+                state.tokens[row, known + ahead] = (
+                    token if ahead < self.right else (token + 1) % 256
+                )
         self._launch(plan)
 
 
