@@ -33,8 +33,8 @@ from freewheel.nn.source import held_tensors
 from freewheel.ops import load_kernels
 from freewheel.runtime import Executor, Sizes
 from freewheel.spec import StepPlan, StepShape
-from freewheel.spec.model import ModelSpec
-from freewheel.spec.model_config import read_model_spec
+from freewheel.spec.model import DsaSpec
+from freewheel.spec.model_config import read_dsa
 
 PAGE, HEADROOM = 64, 512
 BANDWIDTH = 4.3e12
@@ -61,6 +61,10 @@ class DummySource:
         if key not in self._experts:
             self._experts[key] = self._draw(name, shape, dtype)
         return self._experts[key]
+
+    def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
+        del name
+        return torch.randint(below, shape, dtype=torch.int32, device=self.device)
 
     def _draw(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
         values = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
@@ -94,7 +98,7 @@ def main() -> int:
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     load_kernels("cuda")
-    spec = read_model_spec(json.loads(Path(options.config).read_text()), None)
+    spec = read_dsa(json.loads(Path(options.config).read_text()), None)
     if options.layers:
         spec = _shortened(spec, options.layers)
     batches = [int(b) for b in options.batch.split(",")]
@@ -119,7 +123,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _shortened(spec: ModelSpec, layers: int) -> ModelSpec:
+def _shortened(spec: DsaSpec, layers: int) -> DsaSpec:
     """The first `layers` layers, and the multi-token-prediction layer behind them."""
     full = spec.indexer.full_layers[:layers]
     return replace(
@@ -131,7 +135,7 @@ def _shortened(spec: ModelSpec, layers: int) -> ModelSpec:
     )
 
 
-def _build(spec: ModelSpec, cases: list[Case], distinct: int) -> Executor:
+def _build(spec: DsaSpec, cases: list[Case], distinct: int) -> Executor:
     """An executor whose rows stand at `context` tokens, over caches of random numbers."""
     width = max(case.context for case in cases) + HEADROOM
     batch = max(case.batch for case in cases)
@@ -172,7 +176,7 @@ def _rewind(executor: Executor, case: Case) -> None:
     torch.cuda.synchronize()
 
 
-def _line(spec: ModelSpec, case: Case, executor: Executor, log: object, name: str) -> str:
+def _line(spec: DsaSpec, case: Case, executor: Executor, log: object, name: str) -> str:
     shape = case.shape
     begin = time.perf_counter()
     executor.capture([shape], lambda _: None)
@@ -245,7 +249,7 @@ def _profile(executor: Executor, shape: StepShape, log: object, title: str) -> t
     return len(kernels) / rounds, sum(k.device_time_total for k in kernels) / rounds
 
 
-def _floor_bytes(spec: ModelSpec, case: Case) -> float:
+def _floor_bytes(spec: DsaSpec, case: Case) -> float:
     """Bytes of weights and caches that one round reads at the least, in bfloat16."""
     width = case.shape.width
     layers = sum(_layer_bytes(spec, case, sparse, width) for sparse in spec.sparse_layers)
@@ -255,7 +259,7 @@ def _floor_bytes(spec: ModelSpec, case: Case) -> float:
     return layers + draft + heads
 
 
-def _layer_bytes(spec: ModelSpec, case: Case, sparse: bool, width: int) -> float:
+def _layer_bytes(spec: DsaSpec, case: Case, sparse: bool, width: int) -> float:
     own, index, hidden = spec.attention, spec.indexer, spec.hidden_size
     weights = hidden * (own.q_lora_rank + own.latent_width + own.heads * own.value_dim)
     weights += own.heads * own.query_dim * own.q_lora_rank

@@ -11,7 +11,8 @@ import torch
 
 from freewheel.errors import CheckpointError, UnsupportedModel
 from freewheel.nn import rope_table
-from freewheel.spec import ModelSpec, read_model_spec
+from freewheel.spec import DsaSpec
+from freewheel.spec.model_config import read_dsa
 from tests.fixtures.closed_form import T32, TG, YARN
 
 Config = dict[str, Any]
@@ -31,7 +32,7 @@ def without(config: Config, *names: str) -> Config:
     return {name: value for name, value in config.items() if name not in names}
 
 
-def table(spec: ModelSpec) -> torch.Tensor:
+def table(spec: DsaSpec) -> torch.Tensor:
     return rope_table(spec.rope, 100, torch.device("cpu"))
 
 
@@ -46,7 +47,7 @@ def table(spec: ModelSpec) -> torch.Tensor:
     ],
 )
 def test_yarn_scales_the_attention(changes: Config, mscale_squared: float) -> None:
-    spec = read_model_spec(T32 | {"rope_scaling": V32_YARN | changes})
+    spec = read_dsa(T32 | {"rope_scaling": V32_YARN | changes})
     assert spec.attention.scale * 24**0.5 == pytest.approx(mscale_squared, abs=5e-5)
 
 
@@ -65,24 +66,24 @@ SPELLINGS: dict[str, Config] = {
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_every_spelling_of_yarn_gives_the_same_tables(spelling: str) -> None:
-    plain = read_model_spec(T32 | {"rope_scaling": YARN})
-    spelled = read_model_spec(T32 | SPELLINGS[spelling])
+    plain = read_dsa(T32 | {"rope_scaling": YARN})
+    spelled = read_dsa(T32 | SPELLINGS[spelling])
     assert spelled.rope == plain.rope
     assert spelled.attention.scale == plain.attention.scale
     assert torch.equal(table(spelled), table(plain))
-    assert not torch.equal(table(plain), table(read_model_spec(T32)))
+    assert not torch.equal(table(plain), table(read_dsa(T32)))
 
 
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
 def test_no_scaling_may_be_null_empty_or_default(name: str) -> None:
-    plain = table(read_model_spec(T32))
+    plain = table(read_dsa(T32))
     for value in (None, {}, {"type": "default"}, {"rope_type": "default", "rope_theta": 10000}):
-        assert torch.equal(table(read_model_spec(T32 | {name: value})), plain)
+        assert torch.equal(table(read_dsa(T32 | {name: value})), plain)
 
 
 def test_cos_and_sin_are_scaled_where_the_two_mscales_differ() -> None:
-    even = read_model_spec(T32 | {"rope_scaling": YARN})
-    uneven = read_model_spec(T32 | {"rope_scaling": YARN | {"mscale": 2.0}})
+    even = read_dsa(T32 | {"rope_scaling": YARN})
+    uneven = read_dsa(T32 | {"rope_scaling": YARN | {"mscale": 2.0}})
     assert even.rope.yarn is not None and uneven.rope.yarn is not None
     assert even.rope.yarn.cos_sin_factor == 1.0
     assert uneven.rope.yarn.cos_sin_factor > 1.0
@@ -105,15 +106,15 @@ def test_cos_and_sin_are_scaled_where_the_two_mscales_differ() -> None:
 def test_the_list_of_indexers_wins_over_the_pattern_and_that_over_the_schedule(
     changes: Config, full: str
 ) -> None:
-    spec = read_model_spec(TG | changes)
+    spec = read_dsa(TG | changes)
     assert spec.indexer.full_layers == tuple(letter == "F" for letter in full)
 
 
 def test_the_indexers_rotary_layout_has_a_default_for_each_family() -> None:
-    assert not read_model_spec(T32).indexer.interleaved
-    assert read_model_spec(without(TG, "indexer_rope_interleave")).indexer.interleaved
-    assert read_model_spec(T32 | {"indexer_rope_interleave": True}).indexer.interleaved
-    assert not read_model_spec(TG | {"indexer_rope_interleave": False}).indexer.interleaved
+    assert not read_dsa(T32).indexer.interleaved
+    assert read_dsa(without(TG, "indexer_rope_interleave")).indexer.interleaved
+    assert read_dsa(T32 | {"indexer_rope_interleave": True}).indexer.interleaved
+    assert not read_dsa(TG | {"indexer_rope_interleave": False}).indexer.interleaved
 
 
 @pytest.mark.parametrize(
@@ -129,37 +130,37 @@ def test_the_indexers_rotary_layout_has_a_default_for_each_family() -> None:
 )
 def test_end_of_sequence_ids_are_the_union_of_both_files(config, generation, expected) -> None:
     generated = None if generation is None else {"eos_token_id": generation}
-    assert read_model_spec(T32 | {"eos_token_id": config}, generated).eos_ids == expected
+    assert read_dsa(T32 | {"eos_token_id": config}, generated).eos_ids == expected
 
 
 def test_the_list_of_mlp_kinds_wins_over_the_count_and_may_name_the_mtp_layers() -> None:
     kinds = ["dense", "sparse", "dense"]
-    spec = read_model_spec(T32 | {"mlp_layer_types": kinds})
+    spec = read_dsa(T32 | {"mlp_layer_types": kinds})
     assert spec.sparse_layers == (False, True, False)
     assert spec.mtp is not None and spec.mtp.sparse
-    spec = read_model_spec(T32 | {"mlp_layer_types": [*kinds, "dense"]})
+    spec = read_dsa(T32 | {"mlp_layer_types": [*kinds, "dense"]})
     assert spec.mtp is not None and not spec.mtp.sparse
-    assert read_model_spec(T32).sparse_layers == (False, True, True)
+    assert read_dsa(T32).sparse_layers == (False, True, True)
 
 
 def test_a_model_without_experts_needs_no_field_about_them() -> None:
     names = ("n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob")
-    spec = read_model_spec(without(T32, *names) | {"first_k_dense_replace": 3})
+    spec = read_dsa(without(T32, *names) | {"first_k_dense_replace": 3})
     assert spec.moe is None
     assert spec.mtp is not None and not spec.mtp.sparse
 
 
 def test_a_misleading_head_dim_changes_nothing() -> None:
-    assert read_model_spec(TG | {"head_dim": 192, "qk_head_dim": 1}) == read_model_spec(TG)
+    assert read_dsa(TG | {"head_dim": 192, "qk_head_dim": 1}) == read_dsa(TG)
 
 
 def test_unknown_fields_are_listed_and_numbers_may_be_strings() -> None:
-    spec = read_model_spec(T32 | {"hidden_size": "64", "wibble": 3, "auto_map": {"a": "b"}})
+    spec = read_dsa(T32 | {"hidden_size": "64", "wibble": 3, "auto_map": {"a": "b"}})
     assert spec.hidden_size == 64
     assert spec.ignored == ("wibble",)
     assert any("wibble" in note for note in spec.notes)
     assert any("auto_map" in note for note in spec.notes)
-    assert read_model_spec(T32).ignored == ()
+    assert read_dsa(T32).ignored == ()
 
 
 @pytest.mark.parametrize("config", [T32, TG])
@@ -170,9 +171,9 @@ def test_every_field_that_matters_is_missed_by_name(config: Config) -> None:
     optional |= {"torch_dtype", "indexer_rope_interleave", "indexer_types"}
     for name in config.keys() - optional:
         with pytest.raises(CheckpointError, match=rf"\b{name}\b"):
-            read_model_spec(without(config, name))
+            read_dsa(without(config, name))
         with pytest.raises(CheckpointError, match=rf"\b{name}\b"):
-            read_model_spec(config | {name: None})
+            read_dsa(config | {name: None})
 
 
 UNSUPPORTED: dict[str, Config] = {
@@ -205,12 +206,12 @@ UNSUPPORTED: dict[str, Config] = {
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_other_maths_is_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=name):
-        read_model_spec(T32 | UNSUPPORTED[name])
+        read_dsa(T32 | UNSUPPORTED[name])
 
 
 def test_an_unknown_family_is_told_which_ones_there_are() -> None:
     with pytest.raises(UnsupportedModel, match=r"glm_moe_xyz.*deepseek_v32.*glm_moe_dsa"):
-        read_model_spec(T32 | {"model_type": "glm_moe_xyz"})
+        read_dsa(T32 | {"model_type": "glm_moe_xyz"})
 
 
 CONTRADICTIONS: dict[str, Config] = {
@@ -243,7 +244,7 @@ CONTRADICTIONS: dict[str, Config] = {
 @pytest.mark.parametrize("name", CONTRADICTIONS)
 def test_contradictions_and_wrong_kinds_are_named(name: str) -> None:
     with pytest.raises(CheckpointError, match=name):
-        read_model_spec(T32 | CONTRADICTIONS[name])
+        read_dsa(T32 | CONTRADICTIONS[name])
 
 
 WHOLE_NUMBERS = [name for name, value in T32.items() if type(value) is int]
@@ -257,34 +258,34 @@ def test_no_value_of_a_number_is_taken_that_could_not_be_meant(name: str, value:
     if name == "moe_layer_freq" and value is True:
         pytest.skip("True equals the one value that is supported")
     with pytest.raises(CheckpointError, match=name):
-        read_model_spec(T32 | {name: value})
+        read_dsa(T32 | {name: value})
 
 
 @pytest.mark.parametrize("name", WHOLE_NUMBERS)
 def test_sizes_far_above_any_models_are_refused_by_name(name: str) -> None:
     with pytest.raises(CheckpointError, match=name):
-        read_model_spec(T32 | {name: 10**12})
+        read_dsa(T32 | {name: 10**12})
 
 
 def test_no_more_keys_are_picked_than_there_are_positions() -> None:
-    spec = read_model_spec(T32 | {"index_topk": 1 << 20})
+    spec = read_dsa(T32 | {"index_topk": 1 << 20})
     assert spec.topk == spec.max_positions == 128
 
 
 def test_ids_of_generation_config_are_checked_too() -> None:
     with pytest.raises(CheckpointError, match=r"generation_config\.json: eos_token_id.*264"):
-        read_model_spec(T32, {"eos_token_id": 9999})
+        read_dsa(T32, {"eos_token_id": 9999})
 
 
 def test_the_first_layer_must_pick_and_every_layer_must_be_described() -> None:
     with pytest.raises(CheckpointError, match="layer 0"):
-        read_model_spec(TG | {"indexer_types": ["shared"] + ["full"] * 5})
+        read_dsa(TG | {"indexer_types": ["shared"] + ["full"] * 5})
     with pytest.raises(CheckpointError, match="indexer_types: 3 entries, 6 layers"):
-        read_model_spec(TG | {"indexer_types": ["full"] * 3})
+        read_dsa(TG | {"indexer_types": ["full"] * 3})
     with pytest.raises(UnsupportedModel, match="sometimes"):
-        read_model_spec(TG | {"indexer_types": ["full", "sometimes"] * 3})
+        read_dsa(TG | {"indexer_types": ["full", "sometimes"] * 3})
 
 
 def test_a_spec_is_hashable_data_that_survives_json() -> None:
-    assert read_model_spec(json.loads(json.dumps(TG))) == read_model_spec(TG)
-    assert len({read_model_spec(TG), read_model_spec(TG), read_model_spec(T32)}) == 2
+    assert read_dsa(json.loads(json.dumps(TG))) == read_dsa(TG)
+    assert len({read_dsa(TG), read_dsa(TG), read_dsa(T32)}) == 2

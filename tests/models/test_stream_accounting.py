@@ -79,7 +79,7 @@ def test_a_table_of_experts_must_hold_experts(tmp_path: Path) -> None:
     ):
         loaded(tmp_path / "model", stored)
     stored["layers.0.ffn.gate.tid2eid"] = stored["layers.0.ffn.gate.tid2eid"].float()
-    with pytest.raises(CheckpointError, match="tid2eid .*expected one of I32, I64, found F32"):
+    with pytest.raises(CheckpointError, match=r"tid2eid .*expected one of I32, I64, found F32"):
         loaded(tmp_path / "other", stored)
 
 

@@ -60,7 +60,7 @@ def test_preemption_and_aborts_leave_the_neighbours_cache_alone(
 
 
 def pool_bytes(folder: Path, share: float, options: dict[str, Any]) -> int:
-    """A cache budget for that share of a full engine's contexts; the latest tokens' groups whole."""
+    """A cache budget for that share of a full engine's contexts, and all of the latest tokens."""
     built = engine(folder, **options).built
     sizes = [
         (pages - 1) * group.page_bytes * (share if group.retention is None else 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rectangle's queries see, and which entries it completes: worked out once for all layers."""
+"""What a rectangle's queries see, and which entries it completes: found once, for all layers."""
 
 from __future__ import annotations
 

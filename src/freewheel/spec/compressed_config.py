@@ -190,7 +190,11 @@ def _ropes(fields: Fields, dim: int, max_positions: int) -> tuple[RopeSpec, Rope
     """
     given = {**fields.mapping("rope_parameters"), **fields.mapping("rope_scaling")}
     theta, entry_theta = fields.number("rope_theta", 0.0), fields.number("compress_rope_theta", 0.0)
-    nested = {k: v for k, v in given.items() if isinstance(v, Mapping)}
+    nested = {
+        name: cast("Mapping[str, object]", value)
+        for name, value in given.items()
+        if isinstance(value, Mapping)
+    }
     if nested.keys() - {"main", "compress"}:
         raise UnsupportedModel(
             f"{fields.where}: rope_parameters has settings for {', '.join(sorted(nested))}; "
@@ -215,10 +219,12 @@ def _ropes(fields: Fields, dim: int, max_positions: int) -> tuple[RopeSpec, Rope
     )
 
 
-def _settings(fields: Fields, values: object, theta: float, name: str, dim: int) -> Fields:
+def _settings(
+    fields: Fields, values: Mapping[str, object], theta: float, name: str, dim: int
+) -> Fields:
     """One set of rotary settings; its base may stand in it, in the field `name`, or in both."""
     where = f"{fields.where}: rotary settings"
-    own = Fields(cast("Mapping[str, object]", values), where)
+    own = Fields(values, where)
     inner = own.number("rope_theta", 0.0)
     if theta and inner and theta != inner:
         raise CheckpointError(f"{where}: {name} is {theta} at the top, {inner} inside")
