@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from freewheel import LLM, SamplingParams
+from freewheel.audit import audit
+from freewheel.config import EngineConfig
 from freewheel.errors import ConfigError, HostSync
 from freewheel.models.deepseek_v4 import DeepseekV4
+from freewheel.runtime import survey
 from freewheel.spec import StepPlan
 from tests.fixtures.closed_form import write_checkpoint
 from tests.fixtures.compressed import PUBLISHED_RATIOS, stream_tensors
@@ -198,6 +201,25 @@ def test_a_host_read_in_the_model_is_refused_at_capture(
     monkeypatch.setattr(DeepseekV4, "forward", reading)
     with pytest.raises(HostSync, match=r"test_stream_rules\.py"):
         answers(engine(folders["t4"]), [[1, 2, 3]])
+
+
+def test_an_audit_counts_one_letter_each_way_and_one_graph_a_round(
+    folders: dict[str, Path],
+) -> None:
+    llm = engine(folders["t4"], dtype="float32", speculate=3, guard=True, max_batch=2)
+    report = audit(llm, rounds=60)
+    assert report.passed and report.rounds >= 60
+    assert report.host_reads == report.unplanned_copies == 0
+
+
+def test_the_survey_says_what_a_token_and_a_request_cost(folders: dict[str, Path]) -> None:
+    """Of the latest tokens a request holds a few pages, however long it is."""
+    found = survey(EngineConfig(model=str(folders["t4"]), page_size=16, dtype="float32"))
+    by_name = {g.name: (g, n) for g, n in zip(found.groups, found.request_pages, strict=True)}
+    assert by_name["compressed4"][1] == by_name["compressed8"][1] == 128 // 16
+    assert by_name["window"][1] == by_name["tail8"][1] == (8 + 7 - 2) // 16 + 2
+    assert by_name["tail4"][0].token_bytes == 2 * 4 * (4 * 32 + 4 * 16)
+    assert by_name["compressed8"][0].token_bytes == 32 * 4 / 8
 
 
 def test_a_page_that_would_end_within_a_window_is_refused_before_weights_are_read(

@@ -48,8 +48,12 @@ def inspect(
 def _as_object(found: Survey) -> dict[str, object]:
     """Everything, with the numbers that follow from a cache group written out."""
     groups = [
-        asdict(group) | {"page_bytes": group.page_bytes, "pages": pages}
-        for group, pages in zip(found.groups, found.sizes.pages, strict=True)
+        asdict(group)
+        | {"page_bytes": group.page_bytes, "pages": pages, "token_bytes": group.token_bytes}
+        | {"request_bytes": held * group.page_bytes}
+        for group, pages, held in zip(
+            found.groups, found.sizes.pages, found.request_pages, strict=True
+        )
     ]
     shapes = [asdict(shape) for shape in found.ladder.shapes()]
     return asdict(found) | {"groups": groups, "ladder": shapes}
@@ -68,7 +72,8 @@ def _print(found: Survey) -> None:
         _row(name, _bytes(size))
     _row("total", _bytes(sum(found.memory.values())))
     _section("cache groups")
-    for group, pages in zip(found.groups, found.sizes.pages, strict=True):
+    numbers = zip(found.groups, found.sizes.pages, found.request_pages, strict=True)
+    for group, pages, held in numbers:
         fields = ", ".join(
             f"{f.name} {f.row_bytes} B x {len(f.layers)} layers" for f in group.fields
         )
@@ -77,6 +82,12 @@ def _print(found: Survey) -> None:
             f"{pages:,} pages of {group.page_size} tokens, {_bytes(group.page_bytes)} each",
         )
         _row("", fields)
+        kept = "all tokens" if group.retention is None else f"the last {group.retention} tokens"
+        _row(
+            "",
+            f"{_bytes(group.token_bytes)} a token, {_bytes(held * group.page_bytes)} a request; "
+            f"keeps {kept}",
+        )
     _section("rounds")
     for shape in found.ladder.shapes():
         _row(f"{shape.batch} x {shape.width}", f"then {shape.depth} drafts")

@@ -79,6 +79,13 @@ def pages_wanted(config: EngineConfig, group: CacheGroup, context_len: int) -> i
     )
 
 
+def request_pages(config: EngineConfig, group: CacheGroup, context_len: int) -> int:
+    """Pages that one decoding request of full context holds, all its letters read."""
+    if group.retention is None:
+        return group.pages_for(context_len)
+    return min(group.pages_for(context_len), pages_touched(group, config.ladder().decode[-1].reach))
+
+
 def pages_touched(group: CacheGroup, stretch: int) -> int:
     """Pages that hold a group's latest tokens and `stretch` more, wherever they begin."""
     assert group.retention is not None

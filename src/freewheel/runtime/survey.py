@@ -16,7 +16,7 @@ from freewheel.runtime.build import (
     resolve_page_size,
     sketch,
 )
-from freewheel.runtime.memory import Sizes, plan_memory
+from freewheel.runtime.memory import Sizes, plan_memory, request_pages
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.model import ModelSpec
 from freewheel.spec.shape import ShapeLadder
@@ -25,13 +25,16 @@ from freewheel.state import Arena, CachePool, SequenceState
 
 @dataclass(frozen=True)
 class Survey:
-    """`memory`: bytes by what they are for. `parameters`: elements of the weights asked for."""
+    """`request_pages`: what a decoding request of full context holds of each group.
+
+    `memory`: bytes by what they are for. `parameters`: elements of the weights asked for."""
 
     spec: ModelSpec
     parameters: int
     dtype: str
     groups: tuple[CacheGroup, ...]
     sizes: Sizes
+    request_pages: tuple[int, ...]
     ladder: ShapeLadder
     memory: dict[str, int]
     decisions: tuple[Decision, ...]
@@ -58,6 +61,7 @@ def survey(config: EngineConfig) -> Survey:
         dtype=dtype,
         groups=groups,
         sizes=sizes,
+        request_pages=tuple(request_pages(config, g, sizes.row_width) for g in groups),
         ladder=config.ladder(),
         memory={"weights": weights, **arena.sizes()},
         decisions=tuple(decisions.made),

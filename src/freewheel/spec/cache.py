@@ -53,6 +53,11 @@ class CacheGroup:
         """Bytes of one page, over all fields and layers."""
         return self.page_rows * sum(f.row_bytes * len(f.layers) for f in self.fields)
 
+    @property
+    def token_bytes(self) -> float:
+        """Bytes that one token adds, over all fields and layers."""
+        return self.page_bytes / self.page_size
+
     def pages_for(self, tokens: int) -> int:
         """Pages that hold the first `tokens` tokens of a row."""
         return -(-tokens // self.page_size)
