@@ -69,6 +69,7 @@ def test_company_in_one_batch_may_mix_every_kind_of_request(
     assert watched.checked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", [0, 1, 2, 3])
 def test_a_run_of_drafts_may_end_anywhere_in_a_window(folders: dict[str, Path], right: int) -> None:
     """Rejections at every offset within windows of 4 and 8: text and caches as without drafts."""
@@ -141,6 +142,7 @@ def test_drafts_are_the_same_alone_and_in_company(folders: dict[str, Path]) -> N
     assert drafted(together, REQUESTS[:2]) == one | two
 
 
+@pytest.mark.slow
 def test_drafts_are_accepted_alike_whatever_the_chunks(folders: dict[str, Path]) -> None:
     """The draft layer reads the next token of the prompt at a chunk's tail, not a chosen one."""
     counts: set[tuple[int, ...]] = set()
