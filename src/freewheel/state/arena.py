@@ -21,8 +21,15 @@ class Arena:
 
     def new(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, fill: float = 0) -> Tensor:
         """A tensor of the arena's own, filled with `fill`. Raises CaptureError once sealed."""
-        tensor = torch.zeros(shape, dtype=dtype, device=self.device)  # untouched pages cost nothing
-        return self.adopt(name, tensor.fill_(fill) if fill else tensor)
+        return self.adopt(name, torch.full(shape, fill, dtype=dtype, device=self.device))
+
+    def new_undefined(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """A tensor whose every element is written before it is read.
+
+        On a CPU the memory of elements that are never written is never taken. Raises CaptureError
+        once sealed.
+        """
+        return self.adopt(name, torch.empty(shape, dtype=dtype, device=self.device))
 
     def adopt(self, name: str, tensor: Tensor) -> Tensor:
         """Register a tensor made elsewhere (a weight). Raises CaptureError once sealed."""

@@ -29,7 +29,7 @@ class CachePool:
         self._layers: dict[tuple[str, int], Tensor] = {}
         for group, count in zip(groups, pages, strict=True):
             for field in group.fields:
-                stored = arena.new(
+                stored = arena.new_undefined(
                     f"cache.{group.name}.{field.name}",
                     (len(field.layers), count, group.page_rows, field.width),
                     DTYPES[field.dtype],
