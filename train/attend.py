@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -158,7 +159,7 @@ def feed_forward(mlp: MLP | MoE, norm: RMSNorm, x: Tensor) -> Tensor:
 
 
 ROW_WISE = ("project", "feed_forward")
-PIECES: dict[str, Callable[..., object]] = {
+PIECES: dict[str, Callable[..., Any]] = {
     "project": project,
     "feed_forward": feed_forward,
     "scores": selection_scores,
@@ -167,7 +168,7 @@ PIECES: dict[str, Callable[..., object]] = {
 
 
 @functools.cache
-def compiled_piece(name: str) -> Callable[..., object]:
+def compiled_piece(name: str) -> Callable[..., Any]:
     return torch.compile(PIECES[name], dynamic=False)
 
 

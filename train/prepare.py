@@ -161,7 +161,7 @@ def main() -> None:
         ("long", lambda: synthetic.long_sample(rng, prose), args.long),
     ):
         arrays[name], arrays[f"{name}_starts"] = stream(tokenizer, make, count)
-    np.savez_compressed(args.out / "tokens.npz", **arrays)
+    np.savez_compressed(args.out / "tokens.npz", allow_pickle=False, **arrays)
     sets = evaluation(tokenizer, books, args.seed + 2)
     (args.out / "evaluation.json").write_text(json.dumps(sets), encoding="utf-8")
     prompts = [{k: v for k, v in p.items() if v} for p in sets["prompts"]]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -92,7 +94,7 @@ def test_an_admission_sets_every_value_of_its_row_and_clears_its_tables() -> Non
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63), 0x1234_5678_9ABC])
 def test_every_seed_arrives_whole(seed: int) -> None:
     state = stale_state()
-    admission = Admission(**(vars(ADMISSION) | {"seed": seed}))
+    admission = replace(ADMISSION, seed=seed)
     apply(state, plan_of(admissions=(None, admission)))
     assert int(state.seeds[4]) == seed
 
