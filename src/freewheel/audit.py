@@ -24,7 +24,7 @@ class AuditReport:
     """What crossed between host and device while `rounds` rounds ran.
 
     `sites`: where the reads and the copies besides the letters came from. `kernels_per_round`:
-    calls in the graph of the widest decoding round; None where the graph does not count.
+    calls in the widest decoding round, as its graph counts them; None where it does not count.
     """
 
     rounds: int
@@ -40,12 +40,26 @@ class AuditReport:
     @property
     def passed(self) -> bool:
         """No read, no copy but one letter each way, one graph a round."""
-        per_round = (
-            self.uploads_per_round,
-            self.downloads_per_round,
-            self.graph_launches_per_round,
+        return not self.failures
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What is not as `passed` demands, in words."""
+        counts = (
+            ("host reads", self.host_reads, 0),
+            ("copies besides letters", self.unplanned_copies, 0),
+            ("uploads a round", self.uploads_per_round, 1),
+            ("downloads a round", self.downloads_per_round, 1),
+            ("graph launches a round", self.graph_launches_per_round, 1),
         )
-        return not self.host_reads and not self.unplanned_copies and per_round == (1, 1, 1)
+        return tuple(f"{name}: {n:g}, not {due}" for name, n, due in counts if n != due)
+
+    @property
+    def verdict(self) -> str:
+        """One line: `passed: ...` or `failed: ...`."""
+        if self.passed:
+            return "passed: no host read, one letter each way, one graph a round"
+        return f"failed: {'; '.join(self.failures)}"
 
 
 def audit(llm: LLM, rounds: int, seed: int = 0) -> AuditReport:

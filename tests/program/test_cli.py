@@ -13,10 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from freewheel import Chunk, Piece
-from freewheel.cli import main
-from freewheel.cli.chat import _said
+from freewheel import LLM, Chunk, Piece
+from freewheel.audit import AuditReport
+from freewheel.cli import audit, chat, generate, main, terminal
+from freewheel.cli.chat import _said, _thought_pieces
 from freewheel.config import find_model
 from freewheel.engine import Tokenizer
 from freewheel.models.deepseek_v32 import DeepseekV32
@@ -37,9 +39,10 @@ class Ran:
 
 @pytest.fixture
 def freewheel(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    def run(*args: str | Path, stdin: str = "") -> Ran:
+    def run(*args: str | Path, stdin: str | io.StringIO = "") -> Ran:
         monkeypatch.setattr(sys, "argv", ["freewheel", *map(str, args)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        source = io.StringIO(stdin) if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", source)
         code = 0
         try:
             main()
@@ -50,6 +53,33 @@ def freewheel(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
     return run
 
+
+class Typed(io.StringIO):
+    """Standard input that somebody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both streams are terminals with colours."""
+    for name, stderr in (("answers", False), ("messages", True)):
+        screen = Console(
+            stderr=stderr,
+            force_terminal=True,
+            color_system="standard",
+            no_color=False,
+            width=200,
+            soft_wrap=True,
+            highlight=False,
+        )
+        for module in (terminal, generate, chat, audit):
+            if name in vars(module):
+                monkeypatch.setattr(module, name, screen)
+
+
+DIM, GREEN = "\x1b[2m{}\x1b[0m", "\x1b[32m{}\x1b[0m"
 
 FIELDS = {
     "text",
@@ -125,11 +155,11 @@ def test_answers_and_messages_take_separate_streams(
         (["--max-tokens", "0"], "max_tokens"),
         (["--speculate", "9"], "speculate"),
         (["--graph", "banana"], "graph"),
+        (["--device", "gpu"], "device"),
         (["--drafter", "oracle"], "drafter"),
         (["--run-ahead", "4"], "run_ahead"),
         (["--chunk", "3"], "chunk"),
         (["--context-len", "1000000"], "context_len"),
-        (["--prompt", ""], "prompt"),
         (["--nonsense"], "nonsense"),
         (["--max-tokens", "many"], "max-tokens"),
     ],
@@ -140,6 +170,64 @@ def test_bad_arguments_exit_2_and_name_the_option(
     ran = freewheel("generate", folders["perm"], "--prompt", "a", *options)
     assert ran.code == 2
     assert names in ran.err and not ran.out
+    assert "loading" not in ran.err or names == "context_len"  # that one the folder decides
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "audit"])
+@pytest.mark.parametrize(
+    "options", [["--speculate", "9"], ["--device", "gpu"], ["--graph", "x"], ["--chunk", "4"]]
+)
+def test_no_command_says_that_it_loads_before_its_options_are_checked(
+    freewheel: Any, folders: dict[str, Path], command: str, options: list[str]
+) -> None:
+    for model, args in ((folders["perm"], options), ("nowhere", [])):
+        ran = freewheel(command, model, *args, stdin="a")
+        assert ran.code == 2 and "loading" not in ran.err and not ran.out
+
+
+def test_an_empty_prompt_is_served_if_the_tokenizer_begins_it(
+    freewheel: Any, folders: dict[str, Path]
+) -> None:
+    begun = freewheel("generate", "demo", "--prompt", "", "--max-tokens", "2", "--json")
+    assert begun.code == 0 and begun.json["prompt_tokens"] == 1
+    refused = freewheel("generate", folders["perm"], "--prompt", "")
+    assert refused.code == 2 and "prompt: is empty" in refused.err
+    nothing = freewheel("generate", folders["perm"])
+    assert nothing.code == 2 and "--prompt" in nothing.err and "loading" not in nothing.err
+
+
+@pytest.mark.usefixtures("on_a_terminal")
+def test_on_a_terminal_the_dim_prompt_reads_on_and_green_is_explained(
+    freewheel: Any, folders: dict[str, Path]
+) -> None:
+    options = ("--prompt", "'", "--max-tokens", "4", "--temperature", "0")
+    ran = freewheel("generate", folders["perm"], *options)
+    first, *drafts, last = (chr(32 + t) for t in perm_run(7, 4))
+    text = DIM.format("'") + first + "".join(map(GREEN.format, drafts)) + last
+    assert ran.out == text + "\n"
+    assert GREEN.format("drafts accepted") in ran.err
+    quiet = freewheel("generate", folders["perm"], *options, "--json")
+    assert quiet.json["text"] == "".join((first, *drafts, last))
+
+
+@pytest.mark.usefixtures("on_a_terminal")
+def test_progress_shows_no_bar_before_the_size_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.loading("a model"):
+        pass
+    before = capsys.readouterr().err
+    assert "loading a model" in before and "bytes" not in before and "━" not in before
+    with terminal.loading("a model") as progress:
+        progress(512, 1024)
+    assert "0.5/1.0 kB" in capsys.readouterr().err
+    with terminal.counting("rounds", 8, lambda: 9):
+        pass
+    assert "8/8" in capsys.readouterr().err
+
+
+def test_off_a_terminal_counting_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.counting("rounds", 8, lambda: 4):
+        pass
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_bad_model_exits_2_and_says_what_is_wrong(freewheel: Any, tmp_path: Path) -> None:
@@ -161,6 +249,15 @@ def test_inspect_reads_headers_only_and_its_plan_adds_up(
     assert text.code == 0 and "glm_moe_dsa" in text.out
 
 
+def test_inspect_says_what_it_chose_in_plain_words(freewheel: Any) -> None:
+    rows = [line.split(maxsplit=1) for line in freewheel("inspect", "demo").out.splitlines()]
+    said = {row[0]: row[1] for row in rows if len(row) == 2}
+    assert said["pages"] == "1,024 of history: 8 requests of 8192 tokens"
+    assert said["history"].startswith("1,025 pages") and "scratch" in said["history"]
+    assert said["drafter"] == "mtp: the checkpoint has a multi-token-prediction layer"
+    assert said["graph"].startswith(("tape: ", "cuda: "))
+
+
 def test_audit_counts_one_letter_each_way_and_one_graph_a_round(
     freewheel: Any, folders: dict[str, Path]
 ) -> None:
@@ -171,6 +268,17 @@ def test_audit_counts_one_letter_each_way_and_one_graph_a_round(
     assert report["host_reads"] == report["unplanned_copies"] == 0
     for name in ("uploads_per_round", "downloads_per_round", "graph_launches_per_round"):
         assert report[name] == 1
+
+
+def test_audit_ends_with_its_verdict(freewheel: Any, folders: dict[str, Path]) -> None:
+    ran = freewheel("audit", folders["t32"], "--rounds", "5")
+    assert ran.code == 0
+    assert ran.out.splitlines()[-1] == (
+        "passed: no host read, one letter each way, one graph a round"
+    )
+    failed = AuditReport(8, 2, 0, 1.0, 1.5, 1.0, None, 9, ("item at a.py:1",))
+    assert not failed.passed
+    assert failed.verdict == "failed: host reads: 2, not 0; downloads a round: 1.5, not 1"
 
 
 @pytest.mark.parametrize("graph", ["eager", "tape"])
@@ -200,13 +308,47 @@ def test_chat_keeps_the_conversation_and_answers_every_line(
     freewheel: Any, folders: dict[str, Path]
 ) -> None:
     refused = freewheel("chat", folders["perm"], stdin="hello\n")
-    assert refused.code == 2 and "tokenizer" in refused.err
+    assert refused.code == 2 and "tokenizer" in refused.err and "loading" not in refused.err
+    unknown = freewheel("chat", folders["tg"], stdin="hello\n")
+    assert unknown.code == 2 and "glm_moe_dsa" in unknown.err and "loading" not in unknown.err
     ran = freewheel(
         "chat", "demo", "--max-tokens", "6", "--temperature", "0", "--json", stdin="hello\nagain\n"
     )
     first, second = (json.loads(line) for line in ran.out.splitlines())
     assert ran.code == 0
     assert second["prompt_tokens"] > first["prompt_tokens"] + first["completion_tokens"] - 1
+
+
+def test_a_turn_that_does_not_fit_is_refused_and_the_conversation_goes_on(freewheel: Any) -> None:
+    options = ("--context-len", "40", "--max-tokens", "3", "--temperature", "0", "--dtype", "auto")
+    limits = ("--top-k", "5", "--min-p", "0", "--stop", "\n\n")
+    lines = f"hello\n{'hello ' * 90}\nagain\n"
+    ran = freewheel("chat", "demo", *options, *limits, "--json", stdin=lines)
+    first, refused, third = (json.loads(line) for line in ran.out.splitlines())
+    assert ran.code == 0
+    assert refused.keys() == {"error"} and "context of 40" in refused["error"]
+    assert "refused" in ran.err
+    without = freewheel("chat", "demo", *options, *limits, "--json", stdin="hello\nagain\n")
+    same = ("text", "token_ids", "prompt_tokens")
+    for mine, line in zip((first, third), without.out.splitlines(), strict=True):
+        assert [mine[name] for name in same] == [json.loads(line)[name] for name in same]
+
+
+@pytest.mark.usefixtures("on_a_terminal")
+def test_a_typed_chat_says_how_it_ends_and_shows_thoughts_dim(freewheel: Any) -> None:
+    options = ("--max-tokens", "1", "--temperature", "0", "--thinking")
+    ran = freewheel("chat", "demo", *options, stdin=Typed("hello\n\n"))
+    assert ran.code == 0
+    assert "an empty line or Ctrl-D ends" in ran.err
+    assert ran.out.startswith("\x1b[2m")
+
+
+def test_thoughts_reach_up_to_the_mark_that_ends_them() -> None:
+    pieces = tuple(Piece(text, False) for text in ("so", "</think>", "Yes"))
+    chunk = Chunk(pieces, (1, 2, 3), None, None)
+    assert _thought_pieces(chunk, ends=False) == 3
+    assert _thought_pieces(chunk, ends=True) == 2
+    assert _thought_pieces(Chunk(pieces[2:], (3,), None, None), ends=True) == 0
 
 
 def test_a_conversation_is_told_answers_but_not_thoughts() -> None:
@@ -278,3 +420,13 @@ def test_inspect_refuses_what_could_not_be_loaded(freewheel: Any, tmp_path: Path
     write_json(folder / "config.json", T32 | {"kv_lora_rank": 64})
     ran = freewheel("inspect", folder)
     assert ran.code == 2 and "kv_a_layernorm" in ran.err and not ran.out
+
+
+def test_capturing_makes_every_graph_and_says_so(
+    folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm = LLM(str(folders["perm"]), max_batch=1, prefill_batch=1, chunk=9)
+    terminal.capture(llm)
+    shapes = llm.built.ladder.shapes()
+    assert all(llm.executor.calls(shape) for shape in shapes)
+    assert f"capturing {len(shapes)} graphs" in capsys.readouterr().err

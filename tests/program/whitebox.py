@@ -136,6 +136,11 @@ def kept_rows(group: CacheGroup, computed: int) -> Tensor:
     return torch.arange(first // group.stride, computed // group.stride)
 
 
+def same_bytes(a: Tensor, b: Tensor) -> bool:
+    """Bit for bit; pages that nobody has written may hold anything, NaN included."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
 def caches_of(llm: LLM) -> dict[Field, Tensor]:
     arena = llm.executor.arena
     return {

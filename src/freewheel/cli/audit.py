@@ -11,13 +11,13 @@ import typer
 from freewheel.audit import AuditReport
 from freewheel.audit import audit as run_audit
 from freewheel.cli import options as o
-from freewheel.cli.terminal import answers, fail, open_llm, write_json
+from freewheel.cli.terminal import answers, counting, fail, open_llm, write_json
 
 
 def audit(
     model: o.Model,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to run, at least.")] = 200,
-    batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 4,
+    batch: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 4,
     speculate: o.Speculate = 3,
     drafter: o.Drafter = "auto",
     device: o.Device = "auto",
@@ -28,7 +28,10 @@ def audit(
     threads: o.Threads = 1,
     json: o.Json = False,
 ) -> None:
-    """Run a mixed batch under the guard. Fails if a device value reached the host."""
+    """Run a mixed batch under the guard. Fails if a device value reached the host.
+
+    In JSON, `kernels_per_round` are the calls in the widest decoding round.
+    """
     llm = open_llm(
         model,
         speculate=speculate,
@@ -43,7 +46,8 @@ def audit(
         prefill_batch=min(2, batch),
         guard=True,
     )
-    report = run_audit(llm, rounds)
+    with counting("rounds", rounds, lambda: llm.executor.counters.rounds):
+        report = run_audit(llm, rounds)
     if json:
         write_json(asdict(report) | {"passed": report.passed})
     else:
@@ -67,3 +71,4 @@ def _print(report: AuditReport) -> None:
         ("calls in the widest decoding round", kernels),
     ):
         answers.print(f"{name:36}{value}")
+    answers.print(report.verdict)

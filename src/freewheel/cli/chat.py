@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from freewheel.chat import NO_THINK, Message, encode_chat
 from freewheel.cli import options as o
 from freewheel.cli.generate import answer_object, summary
 from freewheel.cli.terminal import (
+    fail,
     is_typed,
     messages,
     open_llm,
@@ -21,6 +23,8 @@ from freewheel.cli.terminal import (
     write_json,
     write_pieces,
 )
+from freewheel.config import EngineConfig, find_model
+from freewheel.engine import Tokenizer, survey
 
 
 def chat(
@@ -29,8 +33,11 @@ def chat(
     thinking: Annotated[bool, typer.Option("--thinking", help="Let it think first.")] = False,
     max_tokens: o.MaxTokens = 256,
     temperature: o.Temperature = 0.6,
+    top_k: o.TopK = 0,
     top_p: o.TopP = 1.0,
+    min_p: o.MinP = 0.0,
     seed: o.Seed = None,
+    stop: o.Stop = None,
     speculate: o.Speculate = 3,
     drafter: o.Drafter = "auto",
     device: o.Device = "auto",
@@ -38,13 +45,25 @@ def chat(
     run_ahead: o.RunAhead = 2,
     chunk: o.Chunk = 256,
     context_len: o.ContextLen = None,
+    dtype: o.Dtype = "auto",
     threads: o.Threads = 1,
     json: o.Json = False,
 ) -> None:
-    """Talk to a model. One line is one turn; an empty line or the end of the input ends it."""
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    llm = open_llm(
-        model,
+    """Talk to a model. One line is one turn; an empty line or the end of the input ends it.
+
+    A turn that no longer fits the context is refused, and the conversation goes on without it.
+    """
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+    options = EngineConfig(
+        model=model,
         speculate=speculate,
         drafter=drafter,
         device=device,
@@ -52,24 +71,57 @@ def chat(
         run_ahead=run_ahead,
         chunk=chunk,
         context_len=context_len,
+        dtype=dtype,
         threads=threads,
         max_batch=1,
         prefill_batch=1,
         guard=json,
     )
-    turns = [Message("system", system)] if system else []
+    _check_encoding(options)
+    llm = open_llm(**asdict(options))
+    _converse(llm, [Message("system", system)] if system else [], params, thinking, json)
+
+
+def _converse(
+    llm: LLM, turns: list[Message], params: SamplingParams, thinking: bool, json: bool
+) -> None:
     for line in _questions():
-        turns.append(Message("user", line))
-        prompt = encode_chat(
-            llm.spec.family, turns, llm.tokenizer.encode_text, llm.tokenizer.token_id, thinking
-        )
-        chunks = _answer(llm, prompt, params, json)
-        turns.append(Message("assistant", _said(llm, chunks, thinking)))
+        asked = [*turns, Message("user", line)]
+        prompt = _encode(llm.spec.family, asked, llm.tokenizer, thinking)
+        if len(prompt) >= llm.context_len:
+            _refuse(len(prompt), llm.context_len, json)
+            continue
+        chunks = _answer(llm, prompt, params, thinking, json)
+        turns = [*asked, Message("assistant", _said(llm, chunks, thinking))]
+
+
+def _check_encoding(options: EngineConfig) -> None:
+    """Raise UnsupportedModel, before weights are read, if the model cannot be talked to."""
+    found, tokenizer = survey(options), Tokenizer(find_model(options.model))
+    _encode(found.spec.family, [Message("user", "")], tokenizer, thinking=False)
+
+
+def _encode(family: str, turns: list[Message], tokenizer: Tokenizer, thinking: bool) -> list[int]:
+    return encode_chat(family, turns, tokenizer.encode_text, tokenizer.token_id, thinking)
+
+
+def _refuse(tokens: int, context_len: int, json: bool) -> None:
+    """Say that a turn was not asked. With `--json` it has its line too, as every turn has."""
+    message = (
+        f"this turn is refused: with it the conversation has {tokens} tokens, and a context of "
+        f"{context_len} leaves no room for an answer; nothing was dropped. Ask something shorter, "
+        f"or end this conversation and start another"
+    )
+    fail(message)
+    if json:
+        write_json({"error": message})
 
 
 def _questions() -> Iterator[str]:
     """Lines of standard input, with a prompt on a terminal."""
     interactive = is_typed()
+    if interactive:
+        messages.print("[dim]an empty line or Ctrl-D ends the conversation")
     while True:
         if interactive:
             messages.print("[bold]> ", end="")
@@ -79,12 +131,17 @@ def _questions() -> Iterator[str]:
         yield line
 
 
-def _answer(llm: LLM, prompt: list[int], params: SamplingParams, json: bool) -> list[Chunk]:
+def _answer(
+    llm: LLM, prompt: list[int], params: SamplingParams, thinking: bool, json: bool
+) -> list[Chunk]:
     chunks: list[Chunk] = []
+    end = llm.tokenizer.token_id(NO_THINK)
     for chunk in llm.stream(prompt, params):
         chunks.append(chunk)
+        ends = thinking and end in chunk.token_ids
         if not json:
-            write_pieces(chunk.pieces)
+            write_pieces(chunk.pieces, _thought_pieces(chunk, ends) if thinking else 0)
+        thinking = thinking and not ends
     if json:
         write_json(answer_object(llm, chunks))
     else:
@@ -92,8 +149,19 @@ def _answer(llm: LLM, prompt: list[int], params: SamplingParams, json: bool) -> 
         sys.stdout.flush()
         metrics = chunks[-1].metrics
         assert metrics is not None
-        messages.print(f"[dim]{summary(metrics)}", soft_wrap=True)
+        messages.print(summary(metrics), soft_wrap=True)
     return chunks
+
+
+def _thought_pieces(chunk: Chunk, ends: bool) -> int:
+    """How many pieces of a chunk are thought, where thinking `ends` in the chunk or does not.
+
+    A tokenizer may leave the mark out of the text; then the whole chunk counts as the answer.
+    """
+    if not ends:
+        return len(chunk.pieces)
+    marked = (i + 1 for i, piece in enumerate(chunk.pieces) if NO_THINK in piece.text)
+    return next(marked, 0)
 
 
 def _said(llm: LLM, chunks: list[Chunk], thinking: bool) -> str:

@@ -7,16 +7,19 @@ import sys
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from freewheel import LLM, Chunk, Metrics, SamplingParams
 from freewheel.cli import options as o
 from freewheel.cli.terminal import (
+    ACCEPTED,
     is_typed,
     messages,
     open_llm,
     read_input,
     write_json,
     write_pieces,
+    write_prompt,
 )
 from freewheel.errors import RequestError
 
@@ -45,7 +48,10 @@ def generate(
     threads: o.Threads = 1,
     json: o.Json = False,
 ) -> None:
-    """Continue a prompt. The answer streams; accepted drafts are green on a terminal."""
+    """Continue a prompt. The answer streams.
+
+    On a terminal the prompt stands before it, dim, and accepted drafts are green.
+    """
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -79,36 +85,46 @@ def generate(
 
 
 def read_prompt(prompt: str | None) -> str:
-    """The option's text, or all of standard input. Raises RequestError if that is empty."""
+    """The option's text, or all of standard input. Raises RequestError if the latter is empty.
+
+    An empty option is passed on: the tokenizer may put a begin token before it.
+    """
     if prompt is None and is_typed():
         raise RequestError("prompt", "give --prompt TEXT, or pipe the text in")
-    text = read_input() if prompt is None or prompt == "-" else prompt
+    if prompt is not None and prompt != "-":
+        return prompt
+    text = read_input()
     if not text:
-        raise RequestError("prompt", "is empty; it needs at least one token")
+        raise RequestError("prompt", "standard input is empty; pipe text in or give --prompt TEXT")
     return text
 
 
 def show(llm: LLM, text: str, params: SamplingParams) -> str:
     """Stream an answer to the terminal and a summary to standard error; returns the answer."""
-    said = ""
-    for chunk in llm.stream(text, params):
+    said, chunks = "", llm.stream(text, params)
+    write_prompt(text)
+    for chunk in chunks:
         said += chunk.text
         write_pieces(chunk.pieces)
         if chunk.metrics is not None:
             sys.stdout.write("\n")
             sys.stdout.flush()
-            messages.print(f"[dim]{summary(chunk.metrics)}", soft_wrap=True)
+            messages.print(summary(chunk.metrics), soft_wrap=True)
     return said
 
 
-def summary(metrics: Metrics) -> str:
-    """One line about a finished request."""
+def summary(metrics: Metrics) -> Text:
+    """One line about a finished request. It says in their colour which text accepted drafts are."""
     decoding = metrics.total_seconds - metrics.first_token_seconds
     rate = (metrics.completion_tokens - 1) / decoding if decoding > 0 else 0.0
-    return (
-        f"{metrics.completion_tokens} tokens in {metrics.rounds} rounds, "
-        f"{metrics.tokens_per_round:.2f} a round ({metrics.accepted} of {metrics.drafted} drafts "
-        f"accepted); first after {metrics.first_token_seconds:.2f} s, then {rate:.0f} tokens/s"
+    return Text.assemble(
+        (
+            f"{metrics.completion_tokens} tokens in {metrics.rounds} rounds, "
+            f"{metrics.tokens_per_round:.2f} a round ({metrics.accepted} of {metrics.drafted} ",
+            "dim",
+        ),
+        ("drafts accepted", ACCEPTED),
+        (f"); first after {metrics.first_token_seconds:.2f} s, then {rate:.0f} tokens/s", "dim"),
     )
 
 

@@ -19,7 +19,7 @@ def inspect(
     speculate: o.Speculate = 3,
     drafter: o.Drafter = "auto",
     chunk: o.Chunk = 256,
-    batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
     context_len: o.ContextLen = None,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
@@ -79,7 +79,8 @@ def _print(found: Survey) -> None:
         )
         _row(
             group.name,
-            f"{pages:,} pages of {group.page_size} tokens, {_bytes(group.page_bytes)} each",
+            f"{pages:,} pages of {group.page_size} tokens, {_bytes(group.page_bytes)} each; "
+            "one of them is scratch, where padding writes",
         )
         _row("", fields)
         kept = "all tokens" if group.retention is None else f"the last {group.retention} tokens"
@@ -94,11 +95,18 @@ def _print(found: Survey) -> None:
     if found.decisions:
         _section("decisions")
     for decision in found.decisions:
-        _row(decision.option, f"{decision.value}: {decision.reason}")
+        value = _usable_pages(found) if decision.option == "pages" else decision.value
+        _row(decision.option, f"{value}: {decision.reason}")
     if found.notes:
         _section("notes")
     for note in found.notes:
         answers.print(f"  {note}")
+
+
+def _usable_pages(found: Survey) -> str:
+    """Pages that requests may hold: all but the scratch page of each group."""
+    groups = zip(found.groups, found.sizes.pages, strict=True)
+    return ", ".join(f"{pages - 1:,} of {group.name}" for group, pages in groups)
 
 
 def _section(title: str) -> None:

@@ -7,14 +7,22 @@ from typing import Annotated
 
 import typer
 
+from freewheel.config import MAX_RUN_AHEAD
+from freewheel.spec import MAX_DEPTH, MAX_VERIFY_WIDTH
+
 Model = Annotated[str, typer.Argument(help="A folder in Hugging Face layout, or a shipped model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
-Speculate = Annotated[int, typer.Option(help="Drafts a round, 0 to 7.")]
+Speculate = Annotated[int, typer.Option(help=f"Drafts a round, 0 to {MAX_DEPTH}.")]
 Drafter = Annotated[str, typer.Option(help="auto, mtp or lookup.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Graph = Annotated[str, typer.Option(help="auto, eager, tape or cuda.")]
-RunAhead = Annotated[int, typer.Option(help="Rounds launched before the oldest letter is read.")]
-Chunk = Annotated[int, typer.Option(help="Prompt tokens computed in a round, at most.")]
+RunAhead = Annotated[
+    int,
+    typer.Option(help=f"Rounds launched before the oldest letter is read, 0 to {MAX_RUN_AHEAD}."),
+]
+Chunk = Annotated[
+    int, typer.Option(help=f"Prompt tokens computed in a round; {MAX_VERIFY_WIDTH + 1} or more.")
+]
 ContextLen = Annotated[
     int | None, typer.Option(help="Prompt and answer together; default: model's.")
 ]

@@ -10,13 +10,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+)
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from freewheel import LLM, Piece
+from freewheel.config import EngineConfig, find_model
 from freewheel.errors import RequestError
+from freewheel.spec import StepShape
 
 ACCEPTED = "green"
 """Style of text that came from an accepted draft."""
@@ -51,12 +65,23 @@ def read_input(*, line: bool = False) -> str:
         raise RequestError("prompt", f"standard input is not {error.encoding}: {error}") from error
 
 
-def write_pieces(pieces: tuple[Piece, ...]) -> None:
-    """A stretch of the answer. Accepted drafts are coloured where colours can be shown."""
+def write_prompt(prompt: str) -> None:
+    """On a terminal the prompt, which the answer continues; nothing off it."""
+    if answers.is_terminal:
+        answers.print(Text(prompt, style="dim"), end="")
+        sys.stdout.flush()
+
+
+def write_pieces(pieces: tuple[Piece, ...], dim: int = 0) -> None:
+    """A stretch of the answer. Accepted drafts are coloured where colours can be shown.
+
+    The first `dim` pieces are dim there.
+    """
     if answers.is_terminal and answers.color_system:
         text = Text()
-        for piece in pieces:
-            text.append(piece.text, style=ACCEPTED if piece.accepted else "")
+        for index, piece in enumerate(pieces):
+            style = "dim" if index < dim else ""
+            text.append(piece.text, style=f"{style} {ACCEPTED}" if piece.accepted else style)
         answers.print(text, end="")
     else:
         sys.stdout.write("".join(piece.text for piece in pieces))
@@ -77,13 +102,71 @@ def loading(what: str) -> Iterator[Callable[[int, int], None]]:
         messages.print(f"loading {what}", markup=False, soft_wrap=True)
         yield lambda done, total: None
         return
-    columns = (TextColumn("[dim]{task.description}"), BarColumn(bar_width=30), DownloadColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("[dim]{task.description}"),
+        _OnceKnown(BarColumn(bar_width=30)),
+        _OnceKnown(DownloadColumn()),
+    )
     with Progress(*columns, console=messages, transient=True) as bar:
         task: TaskID = bar.add_task(escape(f"loading {what}"), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+class _OnceKnown(ProgressColumn):
+    """A column that stays empty until it is known how much there is to do."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__()
+        self.column = column
+
+    def render(self, task: Task) -> RenderableType:
+        return Text() if task.total is None else self.column(task)
+
+
+@contextmanager
+def counting(what: str, total: int, done: Callable[[], int]) -> Iterator[None]:
+    """A bar on a terminal that asks `done` how far the work is; nothing off it."""
+    if not messages.is_terminal:
+        yield
+        return
+
+    def row() -> Table:
+        now = min(done(), total)
+        grid = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=total, completed=now, width=30)
+        grid.add_row(Text(what, style="dim"), bar, Text(f"{now}/{total}"))
+        return grid
+
+    with Live(get_renderable=row, console=messages, transient=True):
+        yield
+
+
 def open_llm(model: str, **options: Any) -> LLM:
-    """An engine, loaded under a progress bar; `options` are the fields of EngineConfig."""
+    """An engine, loaded under a progress bar; `options` are the fields of EngineConfig.
+
+    Raises ConfigError for a bad option and CheckpointError for an unknown model before it says
+    that it loads.
+    """
+    EngineConfig(model=model, **options)
+    find_model(model)
     with loading(model) as progress:
-        return LLM(model, progress=progress, **options)
+        llm = LLM(model, progress=progress, **options)
+    if llm.built.resolved.graph == "cuda":
+        capture(llm)  # seconds a graph, which an answer should not wait for unexplained
+    return llm
+
+
+def capture(llm: LLM) -> None:
+    """Make every graph of an engine: under a bar on a terminal, after one line off it."""
+    total, made = len(llm.built.ladder.shapes()), 0
+
+    def count(shape: StepShape) -> None:
+        nonlocal made
+        del shape
+        made += 1
+
+    if not messages.is_terminal:
+        messages.print(f"capturing {total} graphs")
+    with counting("capturing graphs", total, lambda: made):
+        llm.capture(count)

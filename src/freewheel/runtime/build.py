@@ -135,7 +135,7 @@ def resolve_drafter(config: EngineConfig, folder: ModelFolder, decisions: Decisi
     if config.drafter == "auto":
         found = has_mtp and has_mtp_weights(folder)
         choice = "mtp" if found else "lookup"
-        reason = "has" if found else "has no"
+        reason = "has a" if found else "has no"
         decisions.note("drafter", choice, f"the checkpoint {reason} multi-token-prediction layer")
         return choice
     if config.drafter == "mtp" and not has_mtp:

@@ -13,6 +13,7 @@ from freewheel.runtime.build import (
     resolve_device,
     resolve_drafter,
     resolve_dtype,
+    resolve_graph,
     resolve_page_size,
     sketch,
 )
@@ -46,7 +47,9 @@ def survey(config: EngineConfig) -> Survey:
     decisions = Decisions()
     folder = open_folder(find_model(config.model))
     drafter = resolve_drafter(config, folder, decisions)
-    dtype = resolve_dtype(config, resolve_device(config, decisions), decisions)
+    device = resolve_device(config, decisions)
+    resolve_graph(config, device, decisions)
+    dtype = resolve_dtype(config, device, decisions)
     page_size = resolve_page_size(config, folder.spec, decisions)
     found = sketch(config, folder, drafter, dtype)
     groups = found.model.cache_groups(page_size, dtype)
