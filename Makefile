@@ -14,8 +14,10 @@ ARGS   ?=
 DEMO := --max-tokens 96 --temperature 0.6 --seed 7 --speculate 3
 BIN  := $(VENV)/bin
 PIP  := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
-# Folders whose tests need neither a trained model nor a long run; those not written yet drop out.
-FAST := $(wildcard tests/architecture tests/host tests/graph tests/ops tests/program)
+# Tests that need neither a trained model nor a long run. The rest of tests/program runs whole
+# engines for minutes.
+FAST := tests/architecture tests/host tests/graph tests/ops \
+        tests/program/test_letters.py tests/program/test_closed_form.py
 # Several threads on a model this small wait for one another longer than they work.
 ONE_THREAD := OMP_NUM_THREADS=1
 
