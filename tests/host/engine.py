@@ -7,7 +7,7 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-from freewheel.host import Request, Scheduler, Update, page_writes_bound
+from freewheel.host import Request, Scheduler, Update
 from freewheel.spec import (
     CacheField,
     CacheGroup,
@@ -16,6 +16,7 @@ from freewheel.spec import (
     ShapeLadder,
     StepPlan,
     StepResult,
+    page_writes_bound,
 )
 from tests.host.device import VOCABULARY, Device
 

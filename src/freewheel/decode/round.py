@@ -17,7 +17,7 @@ from freewheel import ops
 from freewheel.decode.choice import choose_next
 from freewheel.decode.drafter import Drafter, Verified
 from freewheel.models.base import Model
-from freewheel.spec.shape import MAX_VERIFY_WIDTH, StepShape
+from freewheel.spec.shape import StepShape
 from freewheel.state import CachePool, SequenceState, open_step, receive
 
 
@@ -55,7 +55,7 @@ def chosen_queries(x: Tensor, given: Tensor, shape: StepShape) -> Tensor:
 
     given int32 [B]: certain tokens in the rectangle, of which a prompt's rectangle takes the last.
     """
-    if shape.width <= MAX_VERIFY_WIDTH:
+    if shape.choices == shape.width:
         return x
     last = (given.long() - 1).clamp(min=0).view(-1, *[1] * (x.dim() - 1))
     return x.gather(1, last.expand(-1, 1, *x.shape[2:]))

@@ -7,7 +7,6 @@ or numpy: no value of the device can be read here by mistake.
 
 from __future__ import annotations
 
-from freewheel.host.footprint import page_writes_bound
 from freewheel.host.pages import PageAllocator, RowAllocator
 from freewheel.host.request import Request, RequestState, RequestStats
 from freewheel.host.scheduler import Scheduler, Update
@@ -23,5 +22,4 @@ __all__ = [
     "TextDelta",
     "TextStream",
     "Update",
-    "page_writes_bound",
 ]

@@ -10,14 +10,6 @@ from freewheel.host.request import Request
 from freewheel.spec import CacheGroup, StepShape
 
 
-def page_writes_bound(shape: StepShape, groups: tuple[CacheGroup, ...]) -> int:
-    """The most page-table entries that a plan of this shape writes: the inbox needs this room.
-
-    From one launch of a row to the next its reserved length grows by at most `shape.reach`.
-    """
-    return shape.batch * sum(group.pages_for(shape.reach) for group in groups)
-
-
 @dataclass(frozen=True)
 class Footprint:
     """Sizes in tokens and pages for one engine.

@@ -27,7 +27,15 @@ from freewheel.spec.model import (
     YarnSpec,
 )
 from freewheel.spec.model_config import read_model_spec
-from freewheel.spec.plan import Admission, Feed, PageWrite, RowResult, StepPlan, StepResult
+from freewheel.spec.plan import (
+    Admission,
+    Feed,
+    PageWrite,
+    RowResult,
+    StepPlan,
+    StepResult,
+    page_writes_bound,
+)
 from freewheel.spec.sampling import FinishReason, SamplingParams
 from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder, StepShape
 
@@ -61,5 +69,6 @@ __all__ = [
     "StepResult",
     "StepShape",
     "YarnSpec",
+    "page_writes_bound",
     "read_model_spec",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from freewheel.spec.cache import CacheGroup
 from freewheel.spec.sampling import FinishReason
 from freewheel.spec.shape import StepShape
 
@@ -86,3 +87,11 @@ class StepResult:
 
     round_id: int
     rows: tuple[RowResult, ...]
+
+
+def page_writes_bound(shape: StepShape, groups: tuple[CacheGroup, ...]) -> int:
+    """The most page-table entries that a plan of this shape writes: the inbox needs this room.
+
+    From one launch of a row to the next its reserved length grows by at most `shape.reach`.
+    """
+    return shape.batch * sum(group.pages_for(shape.reach) for group in groups)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from freewheel.spec.cache import CacheGroup
+from freewheel.spec.plan import page_writes_bound
 from freewheel.spec.sampling import MAX_STOP_IDS
 from freewheel.spec.shape import StepShape
 
@@ -35,12 +36,8 @@ class InboxLayout:
 
     @classmethod
     def of(cls, shape: StepShape, groups: tuple[CacheGroup, ...]) -> InboxLayout:
-        """Room for the pages that one round's reach can newly need in each group.
-
-        From one launch of a row to the next, what is reserved grows by at most the reach.
-        """
-        fresh = sum(group.pages_for(shape.reach) for group in groups)
-        return cls(shape.batch, shape.width + 1, shape.batch * fresh)
+        """A letter for rounds of `shape`, whose groups' tables may all need new pages."""
+        return cls(shape.batch, shape.width + 1, page_writes_bound(shape, groups))
 
     @property
     def admissions(self) -> int:
