@@ -430,3 +430,15 @@ def test_capturing_makes_every_graph_and_says_so(
     shapes = llm.built.ladder.shapes()
     assert all(llm.executor.calls(shape) for shape in shapes)
     assert f"capturing {len(shapes)} graphs" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_libraries_load_leaves_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt\n", encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), *(entry for entry in sys.path if entry)])
+    ran = subprocess.run(
+        [sys.executable, "-m", "freewheel", "inspect", "demo"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, b"", b"")

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 import freewheel
-from freewheel.cli import audit, bench, chat, generate, inspect
+from freewheel.cli import INTERRUPTED, audit, bench, chat, generate, inspect
 from freewheel.cli.terminal import accept_any_letter, fail
 from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+FAILED, BAD_INPUT = 1, 2
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -33,7 +33,11 @@ class _Slot:
 
 
 class Mailbox:
-    """Letters home, oldest first. A slot is used again only after its letter was read."""
+    """Letters home, oldest first. A slot is used again only after its letter was read.
+
+    Which letters wait is the only thing it remembers, so an interrupt of the host at any line, in
+    the midst of a wait too, leaves every slot either waiting or free.
+    """
 
     def __init__(self, depth: int, streams: Streams, counters: Counters) -> None:
         """`depth`: letters that may wait unread while another round is launched."""
@@ -41,7 +45,7 @@ class Mailbox:
         self._streams = streams
         self._counters = counters
         self._waiting: deque[tuple[StepPlan, _Slot]] = deque()
-        self._free: dict[StepShape, list[_Slot]] = {}
+        self._slots: dict[StepShape, list[_Slot]] = {}
         self._latest: dict[StepShape, _Slot] = {}
 
     def __len__(self) -> int:
@@ -50,7 +54,7 @@ class Mailbox:
     def open(self, shape: StepShape) -> None:
         """Make the slots of a shape: none is made while rounds run."""
         new = [self._new_slot(shape) for _ in range(self._depth + 1)]
-        self._free[shape], self._latest[shape] = new, new[0]
+        self._slots[shape], self._latest[shape] = new, new[0]
 
     def make_way(self, shape: StepShape) -> None:
         """In the stream of rounds, before a round of `shape`: its outbox may be overwritten."""
@@ -62,7 +66,7 @@ class Mailbox:
             raise RuntimeError(
                 f"{len(self._waiting)} letters wait unread; at most {self._depth} may"
             )
-        slot = self._latest[plan.shape] = self._free[plan.shape].pop()
+        slot = self._latest[plan.shape] = self._free_slot(plan.shape)
         slot.written.set()
         with self._streams.copies():
             slot.written.follow()
@@ -73,12 +77,17 @@ class Mailbox:
 
     def collect(self) -> StepResult:
         """The oldest letter, as ints, once it is here. Raises IndexError if none is under way."""
-        plan, slot = self._waiting.popleft()
+        plan, slot = self._waiting[0]
         slot.arrived.wait()
         words = slot.words.tolist()
-        self._free[plan.shape].append(slot)
+        self._waiting.popleft()
         rows = (_row_result(row, fields) for row, fields in zip(plan.rows, words, strict=False))
         return StepResult(plan.round_id, tuple(rows))
+
+    def _free_slot(self, shape: StepShape) -> _Slot:
+        """A slot of `shape` whose letter was read; fewer wait than there are slots."""
+        busy = [slot for _, slot in self._waiting]
+        return next(slot for slot in self._slots[shape] if all(slot is not b for b in busy))
 
     def _new_slot(self, shape: StepShape) -> _Slot:
         words = self._streams.pages(*outbox_shape(shape))
