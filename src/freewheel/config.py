@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -35,6 +36,8 @@ class EngineConfig:
     `cache_bytes`: budget of the paged cache. `threads`: intra-op CPU threads.
     `device`: auto takes a CUDA device if there is one. `graph`: auto takes a CUDA graph on a CUDA
     device and a tape on the CPU; eager runs the round's Python every time.
+    `kernel_cache`: folder that keeps compiled kernels from one start to the next; None takes what
+    `kernel_cache_folder` says.
     `guard`: count host reads in every round (the round itself is the same).
     """
 
@@ -52,11 +55,14 @@ class EngineConfig:
     cache_bytes: int = 1 << 30
     dtype: str = "auto"
     threads: int = 1
+    kernel_cache: str | None = None
     guard: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str | Path):
             raise ConfigError(f"model: must be a name or a folder, got {self.model!r}")
+        if not isinstance(self.kernel_cache, str | None) or self.kernel_cache == "":
+            raise ConfigError(f"kernel_cache: must be a folder, got {self.kernel_cache!r}")
         if not isinstance(self.guard, bool):
             raise ConfigError(f"guard: must be True or False, got {self.guard!r}")
         _check_range("speculate", self.speculate, 0, MAX_DEPTH)
@@ -109,6 +115,39 @@ def find_model(name: str) -> Path:
     raise CheckpointError(
         f"model: {name!r} is neither a folder nor a shipped model ({', '.join(SHIPPED_MODELS)})"
     )
+
+
+CACHE_VARIABLES = ("FREEWHEEL_KERNEL_CACHE", "TRITON_CACHE_DIR")
+"""Environment variables that name the folder of compiled kernels; the first that is set counts."""
+
+
+def kernel_cache_folder(config: EngineConfig, decisions: Decisions) -> Path:
+    """The folder that keeps compiled kernels; made if it is not there.
+
+    The option, else the first of CACHE_VARIABLES that is set, else `freewheel/kernels` in the
+    user's cache folder (XDG_CACHE_HOME, ~/.cache). Raises ConfigError if it cannot be made or
+    written to: without it, every start would compile anew.
+    """
+    folder, reason = _named_cache_folder(config)
+    decisions.note("kernel_cache", folder, reason)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"kernel_cache: {folder} cannot be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"kernel_cache: {folder} cannot be written to; name another folder")
+    return folder
+
+
+def _named_cache_folder(config: EngineConfig) -> tuple[Path, str]:
+    if config.kernel_cache is not None:
+        return Path(config.kernel_cache).expanduser(), "as asked for"
+    for name in CACHE_VARIABLES:
+        if os.environ.get(name):
+            return Path(os.environ[name]).expanduser(), f"{name} says so"
+    base = os.environ.get("XDG_CACHE_HOME")
+    home = Path(base) if base else Path(os.path.expanduser("~")) / ".cache"
+    return home / "freewheel" / "kernels", "compiled kernels serve the next start too"
 
 
 def _is_folder(name: str) -> bool:

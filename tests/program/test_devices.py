@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from freewheel import LLM, SamplingParams, ops
-from freewheel.config import Decisions, EngineConfig
+from freewheel.config import CACHE_VARIABLES, Decisions, EngineConfig, kernel_cache_folder
 from freewheel.errors import ConfigError
+from freewheel.runtime import executor
 from freewheel.runtime.build import resolve_device, resolve_dtype, resolve_graph
 from freewheel.runtime.streams import NoStreams
 
@@ -77,3 +78,68 @@ def test_a_wide_projection_is_computed_in_the_weight_s_dtype() -> None:
     checks = ("test_schema", "test_faketensor")
     wide_linear = torch.ops.freewheel.wide_linear.default
     torch.library.opcheck(wide_linear, (x, weight), test_utils=checks)
+
+
+def test_compiled_kernels_are_kept_where_the_nearest_setting_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*CACHE_VARIABLES, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = [kernel_cache_folder(EngineConfig(model="demo"), Decisions())]
+    for name in ("XDG_CACHE_HOME", *reversed(CACHE_VARIABLES)):
+        monkeypatch.setenv(name, str(tmp_path / name))
+        found.append(kernel_cache_folder(EngineConfig(model="demo"), Decisions()))
+    own = EngineConfig(model="demo", kernel_cache=str(tmp_path / "own"))
+    found.append(kernel_cache_folder(own, Decisions()))
+    below = [str(folder.relative_to(tmp_path)) for folder in found]
+    assert below == [
+        ".cache/freewheel/kernels",
+        "XDG_CACHE_HOME/freewheel/kernels",
+        *reversed(CACHE_VARIABLES),
+        "own",
+    ]
+    assert all(folder.is_dir() for folder in found)
+
+
+def test_a_kernel_cache_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=r"^kernel_cache: "):
+            config = EngineConfig(model="demo", kernel_cache=str(folder))
+            kernel_cache_folder(config, Decisions())
+    with pytest.raises(ConfigError, match=r"^kernel_cache: "):
+        EngineConfig(model="demo", kernel_cache="")
+
+
+def test_a_kernel_loaded_after_all_graphs_were_there_is_counted(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the device compiles kernels, each makes its first launch wait."""
+    counts = iter(range(1000))
+    monkeypatch.setattr(executor, "kernels_loaded", lambda: next(counts))
+    llm = LLM(str(folders["t32"]), device="cpu", max_batch=1, prefill_batch=1, chunk=16)
+    llm.generate("a", SamplingParams(temperature=0, max_tokens=4))
+    assert llm.executor.counters.late_kernels == 0
+    llm.capture()
+    before = llm.executor.counters.rounds
+    llm.generate("a", SamplingParams(temperature=0, max_tokens=4))
+    counters = llm.executor.counters
+    assert counters.late_kernels == counters.rounds - before > 0
+
+
+@pytest.mark.parametrize("chunk", [9, 64, 300])
+@pytest.mark.parametrize("depth", [0, 3])
+def test_every_captured_shape_can_occur_and_every_other_is_not_captured(
+    chunk: int, depth: int
+) -> None:
+    ladder = EngineConfig(model="demo", chunk=chunk, speculate=depth, max_batch=4).ladder()
+    found = {
+        ladder.fit_prefill(rows, longest, ready)
+        for rows in (1, 2)
+        for longest in range(1, 2 * chunk)
+        for ready in (True, False)
+    }
+    assert found | set(ladder.decode) == set(ladder.shapes())
+    widest = {shape.width for shape in found if shape.depth < depth}
+    assert widest == ({chunk} if depth else set())

@@ -48,7 +48,12 @@ from freewheel.ops.dense import (
 )
 from freewheel.ops.hyper import hyper_close, hyper_collapse, hyper_open
 from freewheel.ops.linear import wide_linear
-from freewheel.ops.registry import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
+from freewheel.ops.registry import (
+    IMPLEMENTATIONS,
+    SPECIFICATIONS,
+    kernels_loaded,
+    load_kernels,
+)
 from freewheel.ops.sinks import sink_attention
 
 __all__ = [
@@ -68,6 +73,7 @@ __all__ = [
     "hyper_collapse",
     "hyper_open",
     "index_logits",
+    "kernels_loaded",
     "layer_norm",
     "load_kernels",
     "lookup",

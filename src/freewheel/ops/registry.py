@@ -27,6 +27,9 @@ SPECIFICATIONS: dict[str, Callable[..., Any]] = {}
 IMPLEMENTATIONS: dict[tuple[str, str], Callable[..., Any]] = {}
 """(op name, device type) -> a body that must agree with the specification."""
 
+_LOADED: dict[str, Callable[[], int]] = {}
+"""Device type -> how many kernels were compiled or loaded for it."""
+
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 
@@ -62,18 +65,27 @@ def implement(name: str, device: str) -> Callable[[Callable[P, R]], Callable[P, 
     return register
 
 
-def load_kernels(device: str) -> None:
+def load_kernels(device: str, cache: str | None = None) -> None:
     """Register the bodies for `device` ("cpu" or "cuda"), if they are not yet.
 
-    Raises ConfigError if the library that they are written in is missing.
+    `cache`: the folder that keeps what is compiled; None leaves it to the compiler. Raises
+    ConfigError if the library that the bodies are written in is missing.
     """
     if device == "cuda":
         try:
-            from freewheel.ops import cuda  # noqa: F401
+            from freewheel.ops import cuda
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"device: the kernels for CUDA need {error.name}; install freewheel[gpu]"
             ) from error
+        _LOADED["cuda"] = cuda.compiling.loaded
+        if cache is not None:
+            cuda.compiling.keep_in(cache)
+
+
+def kernels_loaded() -> int:
+    """Kernels that this process compiled or read from disk so far; each made a launch wait."""
+    return sum(count() for count in _LOADED.values())
 
 
 def _resolve(name: str) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from freewheel.config import Decisions, EngineConfig, find_model
+from freewheel.config import Decisions, EngineConfig, find_model, kernel_cache_folder
 from freewheel.decode import ChainDrafter, Drafter, LookupDrafter, NoDrafter
 from freewheel.errors import CheckpointError, ConfigError
 from freewheel.models import Catalogue, ModelFolder, load_folder, load_model, open_folder
@@ -75,7 +75,8 @@ def build(
     groups = sketch(config, folder, drafter, dtype).model.cache_groups(page_size, dtype)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
     torch.set_num_threads(config.threads)
-    load_kernels(device)
+    cache = str(kernel_cache_folder(config, decisions)) if device == "cuda" else None
+    load_kernels(device, cache)
     loaded = load_folder(
         folder,
         DTYPES[dtype],

@@ -11,6 +11,7 @@ class Counters:
     """Since the executor was made. `uploads` and `downloads` are copies of letters.
 
     `late_captures`: graphs made after `Executor.capture` said that all were there.
+    `late_kernels`: kernels compiled, or loaded from disk, after that.
     """
 
     rounds: int = 0
@@ -18,3 +19,4 @@ class Counters:
     downloads: int = 0
     graph_launches: int = 0
     late_captures: int = 0
+    late_kernels: int = 0

@@ -21,6 +21,7 @@ from freewheel.graph import (
     no_host_sync,
 )
 from freewheel.models.base import Model
+from freewheel.ops import kernels_loaded
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.mailbox import Mailbox, outbox_shape
 from freewheel.runtime.memory import Sizes
@@ -112,7 +113,9 @@ class Executor:
     def launch(self, plan: StepPlan) -> None:
         """One round: a letter up, one graph, a letter home."""
         self.counters.late_captures += self._ready and plan.shape not in self._lanes
+        kernels = kernels_loaded()
         launch_round(plan, self._lane(plan.shape), self._mailbox, self._streams, self._watch())
+        self.counters.late_kernels += self._ready * (kernels_loaded() - kernels)
         self.counters.graph_launches += 1
         self.counters.rounds += 1
 

@@ -48,7 +48,9 @@ class ShapeLadder:
     """Which rectangles exist.
 
     `decode` is ordered by batch; `prefill` holds (batch, width) pairs ordered by width, then
-    batch. `depth` is the draft depth of a round that leaves at least one row ready to decode.
+    batch. `depth` is the draft depth of a round that leaves at least one row ready to decode. A
+    narrower prompt rectangle than the widest ends the prompts of all its rows (or it would have
+    been wider), so only the widest exists without drafts too.
     """
 
     decode: tuple[StepShape, ...]
@@ -101,14 +103,16 @@ class ShapeLadder:
         """The narrowest prompt rectangle for `longest` tokens; `ready`: some row ends its prompt.
 
         A prompt longer than the widest rectangle gets the widest, and goes on in the next round.
+        Where no row ends its prompt, nothing is drafted whatever the depth.
         """
         width = next((w for _, w in self.prefill if w >= longest), self.max_width)
         batch = next(b for b, w in self.prefill if w == width and b >= rows)
-        return StepShape(batch, width, self.depth if ready else 0)
+        return StepShape(batch, width, self.depth if ready or width < self.max_width else 0)
 
     def shapes(self) -> tuple[StepShape, ...]:
         """Every rectangle, largest first: the order of capture."""
-        prefill = [StepShape(b, w, d) for b, w in self.prefill for d in {0, self.depth}]
+        prefill = [StepShape(b, w, self.depth) for b, w in self.prefill]
+        prefill += [StepShape(b, w, 0) for b, w in self.prefill if w == self.max_width]
         return tuple(sorted({*self.decode, *prefill}, key=lambda s: (-s.batch * s.width, -s.depth)))
 
 
