@@ -18,6 +18,7 @@ DRAFTERS = ("auto", "mtp", "lookup")
 DEVICES = ("auto", "cpu", "cuda")
 GRAPHS = ("auto", "eager", "tape", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float64")
+LOAD_FORMATS = ("safetensors", "dummy")
 MAX_RUN_AHEAD = 3
 
 _WIDTHS = (16, 64, 256, 1024, 4096)
@@ -36,6 +37,8 @@ class EngineConfig:
     `cache_bytes`: budget of the paged cache. `threads`: intra-op CPU threads.
     `device`: auto takes a CUDA device if there is one. `graph`: auto takes a CUDA graph on a CUDA
     device and a tape on the CPU; eager runs the round's Python every time.
+    `load_format`: dummy reads config.json alone and draws random weights on the device, to measure
+    speed; `model` may then also be a config.json by itself.
     `kernel_cache`: folder that keeps compiled kernels from one start to the next; None takes what
     `kernel_cache_folder` says.
     `guard`: count host reads in every round (the round itself is the same).
@@ -55,6 +58,7 @@ class EngineConfig:
     cache_bytes: int = 1 << 30
     dtype: str = "auto"
     threads: int = 1
+    load_format: str = "safetensors"
     kernel_cache: str | None = None
     guard: bool = False
 
@@ -80,6 +84,7 @@ class EngineConfig:
         _check_choice("device", self.device, DEVICES)
         _check_choice("graph", self.graph, GRAPHS)
         _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("load_format", self.load_format, LOAD_FORMATS)
 
     def ladder(self) -> ShapeLadder:
         """The rectangles that this engine runs: chunk widths up to `chunk`, which is the widest."""
@@ -106,8 +111,13 @@ class Decisions:
         self.made.append(Decision(option, str(value), reason))
 
 
-def find_model(name: str) -> Path:
-    """The folder of a shipped model or of a path. Raises CheckpointError if there is none."""
+def find_model(name: str, load_format: str = "safetensors") -> Path:
+    """The folder of a shipped model or of a path; with dummy weights, a config.json serves too.
+
+    Raises CheckpointError if there is none.
+    """
+    if load_format == "dummy" and name.endswith(".json") and Path(name).expanduser().is_file():
+        return Path(name).expanduser()
     if name in SHIPPED_MODELS:
         return Path(str(files("freewheel") / "checkpoints" / name))
     if name and _is_folder(name):

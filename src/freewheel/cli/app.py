@@ -26,7 +26,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("inspect")(inspect.inspect)
 app.command("audit")(audit.audit)
-app.command("bench", help=bench.HELP)(bench.bench)
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

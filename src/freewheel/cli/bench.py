@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`freewheel bench`: how fast a fixed workload is served, without a server."""
+"""`freewheel bench`: how fast a fixed workload is served without a server, and its other verbs.
+
+`freewheel bench MODEL` is short for `freewheel bench offline MODEL`.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from freewheel.bench import BenchRun, Workload, plan_runs, summary
 from freewheel.bench import bench as run_bench
+from freewheel.cli import bench_decode
 from freewheel.cli import options as o
 from freewheel.cli.terminal import answers, open_llm, write_json
-from freewheel.errors import ConfigError, RequestError
+from freewheel.errors import RequestError
 
 PROMPT_TOKENS = 64
 
@@ -49,7 +54,7 @@ Requests = Annotated[
 ]
 
 
-def bench(
+def offline(
     model: o.Model,
     batch: Batches = "1,4,8",
     speculate: Depths = "0,3",
@@ -70,7 +75,7 @@ def bench(
     json: o.Json = False,
 ) -> None:
     """Time a fixed workload for each batch and number of drafts. `HELP` says what is measured."""
-    batches, depths = _numbers("batch", batch), _numbers("speculate", speculate)
+    batches, depths = o.numbers("batch", batch), o.numbers("speculate", speculate)
     configs = plan_runs(
         model,
         batches,
@@ -104,14 +109,6 @@ def bench(
         runs.append(run)
     if json:
         write_json(_as_object(model, workload, runs))
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    """Whole numbers between commas."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise ConfigError(f"{option}: must be whole numbers with commas between, got {text!r}")
-    return [int(part) for part in parts]
 
 
 def _read_lines(file: Path) -> tuple[str, ...]:
@@ -207,3 +204,22 @@ def _three(result: dict[str, Any], name: str) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
+
+
+class OfflineByDefault(TyperGroup):
+    """Whatever begins with none of its verbs is for `offline`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["offline", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=OfflineByDefault,
+    no_args_is_help=True,
+    help="Time requests, or rounds of decoding. `bench MODEL` is `bench offline MODEL`.",
+)
+app.command("offline", help=HELP)(offline)
+app.command("decode", help=bench_decode.HELP)(bench_decode.decode)
+app.command("picture")(bench_decode.picture)

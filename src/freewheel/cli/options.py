@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from freewheel.config import MAX_RUN_AHEAD
+from freewheel.config import LOAD_FORMATS, MAX_RUN_AHEAD
+from freewheel.errors import ConfigError
 from freewheel.spec import MAX_DEPTH, MAX_VERIFY_WIDTH
 
 Model = Annotated[str, typer.Argument(help="A folder in Hugging Face layout, or a shipped model.")]
@@ -27,6 +28,12 @@ ContextLen = Annotated[
     int | None, typer.Option(help="Prompt and answer together; default: model's.")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float64.")]
+LoadFormat = Annotated[
+    str,
+    typer.Option(
+        help=f"{' or '.join(LOAD_FORMATS)}: read weights, or draw random ones on the device."
+    ),
+]
 Threads = Annotated[int, typer.Option(help="CPU threads; small models are fastest with 1.")]
 MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer, at most.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
@@ -37,3 +44,11 @@ MinP = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling reproducible.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End at this text; may be given repeatedly.")]
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Whole numbers between commas. Raises ConfigError, naming the option, for anything else."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ConfigError(f"{option}: must be whole numbers with commas between, got {text!r}")
+    return [int(part) for part in parts]

@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from freewheel.decode.chain import ChainDrafter
 from freewheel.decode.drafter import Drafter, NoDrafter, Verified
+from freewheel.decode.forced import ForcedTarget
 from freewheel.decode.lookup import LookupDrafter
 from freewheel.decode.round import Round
 
-__all__ = ["ChainDrafter", "Drafter", "LookupDrafter", "NoDrafter", "Round", "Verified"]
+__all__ = [
+    "ChainDrafter",
+    "Drafter",
+    "ForcedTarget",
+    "LookupDrafter",
+    "NoDrafter",
+    "Round",
+    "Verified",
+]

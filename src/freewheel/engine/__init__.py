@@ -9,19 +9,38 @@ from __future__ import annotations
 from freewheel.engine.llm import LLM, Prompt
 from freewheel.engine.output import Arrival, Chunk, Metrics, Output, Piece
 from freewheel.engine.tokenizer import Tokenizer
-from freewheel.runtime import Machine, Resolved, Survey, survey
+from freewheel.runtime import (
+    DeviceTrace,
+    Machine,
+    Resolved,
+    Span,
+    SteadyCounts,
+    SteadyDecode,
+    SteadyRun,
+    Survey,
+    covered,
+    room_for,
+    survey,
+)
 
 __all__ = [
     "LLM",
     "Arrival",
     "Chunk",
+    "DeviceTrace",
     "Machine",
     "Metrics",
     "Output",
     "Piece",
     "Prompt",
     "Resolved",
+    "Span",
+    "SteadyCounts",
+    "SteadyDecode",
+    "SteadyRun",
     "Survey",
     "Tokenizer",
+    "covered",
+    "room_for",
     "survey",
 ]

@@ -13,8 +13,10 @@ from freewheel.models.load import (
     LoadedModel,
     LoadReport,
     has_mtp_weights,
+    load_dummy,
     load_folder,
     load_model,
+    open_dummy,
 )
 from freewheel.models.weights import Catalogue, RandomSource, SafetensorsSource
 
@@ -29,7 +31,9 @@ __all__ = [
     "SafetensorsSource",
     "StoredTensor",
     "has_mtp_weights",
+    "load_dummy",
     "load_folder",
     "load_model",
+    "open_dummy",
     "open_folder",
 ]

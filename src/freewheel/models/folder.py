@@ -49,13 +49,19 @@ def open_folder(path: str | Path) -> ModelFolder:
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
-    config = _read_json(folder / "config.json")
-    generation_file = folder / "generation_config.json"
-    generation = _read_json(generation_file) if _exists(generation_file) else None
-    spec = read_model_spec(config, generation)
+    spec = read_spec(folder / "config.json")
     index = folder / INDEX
     tensors, notes = _read_indexed(folder, index) if _exists(index) else _read_all(folder)
     return ModelFolder(folder, spec, tensors, (*spec.notes, *notes))
+
+
+def read_spec(config: Path) -> ModelSpec:
+    """The model of a config.json, and of the generation_config.json beside it if there is one.
+
+    Raises CheckpointError, naming the file.
+    """
+    beside = config.parent / "generation_config.json"
+    return read_model_spec(_read_json(config), _read_json(beside) if _exists(beside) else None)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

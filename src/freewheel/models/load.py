@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from freewheel.models.accounting import check_tensors
 from freewheel.models.base import DraftHead, Model
 from freewheel.models.deepseek_v4 import load_deepseek_v4
 from freewheel.models.deepseek_v32 import load_deepseek_v32
-from freewheel.models.folder import ModelFolder
+from freewheel.models.dummy import DummySource
+from freewheel.models.folder import ModelFolder, read_spec
 from freewheel.models.glm5 import load_glm5
 from freewheel.models.weights import Catalogue, Progress, SafetensorsSource, stored_bytes
 from freewheel.nn import WeightSource, held_tensors
@@ -93,6 +95,30 @@ def load_folder(
         shared = {name: why for name, why in source.skipped.items() if name in catalogue.wanted}
     notes = (*folder.notes, *notes, *(f"skipped {name}: {why}" for name, why in shared.items()))
     report = LoadReport(total, notes)
+    return LoadedModel(folder.spec, model, head, held_tensors(model, head), report)
+
+
+def open_dummy(path: Path) -> ModelFolder:
+    """A folder, or a config.json by itself, as if it stored what its model asks for.
+
+    Raises CheckpointError if the configuration cannot be read.
+    """
+    config = path if path.is_file() else path / "config.json"
+    spec = read_spec(config)
+    source = DummySource(torch.bfloat16, "meta")
+    load_model(spec, source)
+    note = f"weights are random: {config.name} alone was read"
+    return ModelFolder(config.parent, spec, source.wanted, (*spec.notes, note))
+
+
+def load_dummy(
+    folder: ModelFolder, dtype: torch.dtype, *, device: str, positions: int, mtp: bool
+) -> LoadedModel:
+    """The model of a folder from `open_dummy`, with random weights made on `device`."""
+    _check_dtype(dtype)
+    source = DummySource(dtype, device)
+    model, head = load_model(folder.spec, source, positions=positions, mtp=mtp)
+    report = LoadReport(0, folder.notes)
     return LoadedModel(folder.spec, model, head, held_tensors(model, head), report)
 
 

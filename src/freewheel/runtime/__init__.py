@@ -8,20 +8,31 @@ May import everything below the engine. `uplink` is the only file that copies to
 from __future__ import annotations
 
 from freewheel.runtime.build import Built, Resolved, build
+from freewheel.runtime.clock import Span
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.machine import Machine
 from freewheel.runtime.memory import Sizes
+from freewheel.runtime.steady import SteadyCounts, SteadyDecode, SteadyRun, room_for
 from freewheel.runtime.survey import Survey, survey
+from freewheel.runtime.tracing import DeviceTrace, covered, traced
 
 __all__ = [
     "Built",
     "Counters",
+    "DeviceTrace",
     "Executor",
     "Machine",
     "Resolved",
     "Sizes",
+    "Span",
+    "SteadyCounts",
+    "SteadyDecode",
+    "SteadyRun",
     "Survey",
     "build",
+    "covered",
+    "room_for",
     "survey",
+    "traced",
 ]

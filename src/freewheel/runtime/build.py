@@ -11,7 +11,16 @@ import torch
 from freewheel.config import Decisions, EngineConfig, find_model, kernel_cache_folder
 from freewheel.decode import ChainDrafter, Drafter, LookupDrafter, NoDrafter
 from freewheel.errors import CheckpointError, ConfigError
-from freewheel.models import Catalogue, ModelFolder, load_folder, load_model, open_folder
+from freewheel.models import (
+    Catalogue,
+    LoadedModel,
+    ModelFolder,
+    load_dummy,
+    load_folder,
+    load_model,
+    open_dummy,
+    open_folder,
+)
 from freewheel.models.accounting import check_tensors
 from freewheel.models.base import DraftHead, Model
 from freewheel.models.load import has_mtp_weights
@@ -53,15 +62,18 @@ def build(
     progress: Callable[[int, int], None] | None = None,
     *,
     tokenizer_size: int = 0,
+    ladder: ShapeLadder | None = None,
+    adapt: Callable[[Model], Model] = lambda model: model,
 ) -> Built:
     """Load the model of `config` and make its executor. No graph is captured yet.
 
     `progress` is called with (bytes read, bytes in all). `tokenizer_size`: token ids that the
-    folder's tokenizer may give. Raises CheckpointError or ConfigError before memory is taken for
-    weights.
+    folder's tokenizer may give. `ladder`: the rectangles, if not those of `config`. `adapt` gives
+    what stands in for the target in rounds: a measurement's own rule of agreement. Raises
+    CheckpointError or ConfigError before memory is taken for weights.
     """
     decisions = Decisions()
-    folder = open_folder(find_model(config.model))
+    folder = find_folder(config)
     if tokenizer_size > folder.spec.vocab_size:
         raise CheckpointError(
             f"tokenizer.json: knows ids up to {tokenizer_size - 1}, but the model has "
@@ -77,17 +89,10 @@ def build(
     torch.set_num_threads(config.threads)
     cache = str(kernel_cache_folder(config, decisions)) if device == "cuda" else None
     load_kernels(device, cache)
-    loaded = load_folder(
-        folder,
-        DTYPES[dtype],
-        device=device,
-        positions=sizes.row_width,
-        mtp=drafter == "mtp",
-        progress=progress,
-    )
-    ladder = config.ladder()
+    loaded = _load(config, folder, device, dtype, sizes.row_width, drafter == "mtp", progress)
+    ladder = ladder or config.ladder()
     executor = Executor(
-        loaded.model,
+        adapt(loaded.model),
         _make_drafter(drafter, loaded.draft_head),
         loaded.weights,
         groups,
@@ -108,6 +113,27 @@ def build(
         loaded.report.notes,
         Resolved(device, graph, dtype, drafter),
     )
+
+
+def find_folder(config: EngineConfig) -> ModelFolder:
+    """What the model of `config` stores, or would. Raises CheckpointError if it is unusable."""
+    path = find_model(config.model, config.load_format)
+    return open_dummy(path) if config.load_format == "dummy" else open_folder(path)
+
+
+def _load(
+    config: EngineConfig,
+    folder: ModelFolder,
+    device: str,
+    dtype: str,
+    positions: int,
+    mtp: bool,
+    progress: Callable[[int, int], None] | None,
+) -> LoadedModel:
+    own = DTYPES[dtype]
+    if config.load_format == "dummy":
+        return load_dummy(folder, own, device=device, positions=positions, mtp=mtp)
+    return load_folder(folder, own, device=device, positions=positions, mtp=mtp, progress=progress)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -127,6 +127,22 @@ class Executor:
         """The graph of `shape` once more, in the current stream, on the letter that came last."""
         with torch.inference_mode():
             self._lane(shape).graph.replay()
+
+    @contextmanager
+    def observed(self, wrap: Callable[[Graph[None]], Graph[None]]) -> Generator[None]:
+        """Rounds of captured shapes replay `wrap(graph)` inside: to time or to count them."""
+        lanes = self._lanes
+        self._lanes = {s: replace(lane, graph=wrap(lane.graph)) for s, lane in lanes.items()}
+        try:
+            yield
+        finally:
+            self._lanes = lanes
+
+    def idle_rounds(self, shape: StepShape, count: int) -> None:
+        """Rounds of `shape` in which every row is padding: all of its work, and no effect."""
+        for number in range(count):
+            self.launch(StepPlan(number, shape, (), (), (), ()))
+            self.collect()
 
     def calls(self, shape: StepShape) -> int | None:
         """Operator calls that one replay of `shape` makes; None if it is not captured as a tape."""

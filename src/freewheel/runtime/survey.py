@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from freewheel.config import Decision, Decisions, EngineConfig, find_model
-from freewheel.models import open_folder
+from freewheel.config import Decision, Decisions, EngineConfig
 from freewheel.nn.source import held_tensors
 from freewheel.runtime.build import (
+    find_folder,
     resolve_device,
     resolve_drafter,
     resolve_dtype,
@@ -45,7 +45,7 @@ class Survey:
 def survey(config: EngineConfig) -> Survey:
     """Read the folder of `config` and plan. Raises what `build` raises."""
     decisions = Decisions()
-    folder = open_folder(find_model(config.model))
+    folder = find_folder(config)
     drafter = resolve_drafter(config, folder, decisions)
     device = resolve_device(config, decisions)
     resolve_graph(config, device, decisions)
