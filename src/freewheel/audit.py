@@ -14,17 +14,47 @@ from dataclasses import dataclass
 from freewheel.engine import LLM
 from freewheel.errors import HostSync
 from freewheel.graph import count_host_reads, no_host_sync
+from freewheel.runtime import traced
 from freewheel.spec import SamplingParams
 
-__all__ = ["AuditReport", "audit", "count_host_reads", "no_host_sync"]
+__all__ = ["AuditReport", "ProfilerCounts", "audit", "count_host_reads", "no_host_sync"]
+
+PROFILED_IDLE = 3
+"""Rounds whose kernels are counted. Every row is padding; a graph's kernels are always the same."""
+
+
+@dataclass(frozen=True)
+class ProfilerCounts:
+    """What PyTorch's profiler, by CUPTI, saw of `rounds` rounds of mixed requests.
+
+    `waits`: calls that made the host wait for a stream or a value.
+    """
+
+    rounds: int
+    uploads_per_round: float
+    downloads_per_round: float
+    graph_launches_per_round: float
+    waits: int
+
+    @property
+    def expectations(self) -> tuple[tuple[str, float, float], ...]:
+        """(what, found, due)."""
+        return (
+            ("uploads a round by the profiler", self.uploads_per_round, 1),
+            ("downloads a round by the profiler", self.downloads_per_round, 1),
+            ("graph launches a round by the profiler", self.graph_launches_per_round, 1),
+            ("waits by the profiler", self.waits, 0),
+        )
 
 
 @dataclass(frozen=True)
 class AuditReport:
     """What crossed between host and device while `rounds` rounds ran.
 
-    `sites`: where the reads and the copies besides the letters came from. `kernels_per_round`:
-    calls in the widest decoding round, as its graph counts them; None where it does not count.
+    `sites`: where the reads and the copies besides the letters came from. `kernels_per_round`: of
+    the widest decoding round, the kernels that the profiler saw in its CUDA graph, or the calls of
+    its tape; None where rounds run eagerly. `profiler`: the same counts again, where rounds are
+    CUDA graphs.
     """
 
     rounds: int
@@ -36,6 +66,7 @@ class AuditReport:
     kernels_per_round: int | None
     tokens: int
     sites: tuple[str, ...]
+    profiler: ProfilerCounts | None = None
 
     @property
     def passed(self) -> bool:
@@ -51,6 +82,7 @@ class AuditReport:
             ("uploads a round", self.uploads_per_round, 1),
             ("downloads a round", self.downloads_per_round, 1),
             ("graph launches a round", self.graph_launches_per_round, 1),
+            *(() if self.profiler is None else self.profiler.expectations),
         )
         return tuple(f"{name}: {n:g}, not {due}" for name, n, due in counts if n != due)
 
@@ -90,9 +122,38 @@ def audit(llm: LLM, rounds: int, seed: int = 0) -> AuditReport:
         uploads_per_round=(counters.uploads - start[1]) / max(ran, 1),
         downloads_per_round=(counters.downloads - start[2]) / max(ran, 1),
         graph_launches_per_round=(counters.graph_launches - start[3]) / max(ran, 1),
-        kernels_per_round=llm.executor.calls(llm.built.ladder.decode[-1]),
+        kernels_per_round=None if refused else count_kernels(llm),
         tokens=tokens,
         sites=tuple(dict.fromkeys([*refused, *reads, *copies])),
+        profiler=None if refused else profile_rounds(llm, requests),
+    )
+
+
+def count_kernels(llm: LLM) -> int | None:
+    """Of one decoding round at the full batch: kernels of its CUDA graph, or calls of its tape."""
+    widest = llm.built.ladder.decode[-1]
+    if llm.built.resolved.graph != "cuda":
+        return llm.executor.calls(widest)
+    trace = traced(lambda: llm.executor.idle_rounds(widest, PROFILED_IDLE))
+    return len(trace.kernels) // PROFILED_IDLE
+
+
+def profile_rounds(
+    llm: LLM, requests: Iterator[tuple[list[int], SamplingParams]]
+) -> ProfilerCounts | None:
+    """Serve some requests under the profiler; None unless rounds are CUDA graphs."""
+    if llm.built.resolved.graph != "cuda":
+        return None
+    batch = [next(requests) for _ in range(2 * llm.config.max_batch)]
+    before = llm.executor.counters.rounds
+    trace = traced(lambda: llm.generate([ids for ids, _ in batch], [each for _, each in batch]))
+    rounds = llm.executor.counters.rounds - before
+    return ProfilerCounts(
+        rounds=rounds,
+        uploads_per_round=trace.uploads / rounds,
+        downloads_per_round=trace.downloads / rounds,
+        graph_launches_per_round=trace.graph_launches / rounds,
+        waits=trace.waits,
     )
 
 

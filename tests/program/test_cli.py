@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from freewheel import LLM, Chunk, Piece
-from freewheel.audit import AuditReport
+from freewheel.audit import AuditReport, ProfilerCounts
 from freewheel.cli import audit, chat, generate, main, terminal
 from freewheel.cli.chat import _said, _thought_pieces
 from freewheel.config import find_model
@@ -268,6 +268,7 @@ def test_audit_counts_one_letter_each_way_and_one_graph_a_round(
     assert report["host_reads"] == report["unplanned_copies"] == 0
     for name in ("uploads_per_round", "downloads_per_round", "graph_launches_per_round"):
         assert report[name] == 1
+    assert report["profiler"] is None and report["kernels_per_round"] > 100
 
 
 def test_audit_ends_with_its_verdict(freewheel: Any, folders: dict[str, Path]) -> None:
@@ -279,6 +280,12 @@ def test_audit_ends_with_its_verdict(freewheel: Any, folders: dict[str, Path]) -
     failed = AuditReport(8, 2, 0, 1.0, 1.5, 1.0, None, 9, ("item at a.py:1",))
     assert not failed.passed
     assert failed.verdict == "failed: host reads: 2, not 0; downloads a round: 1.5, not 1"
+    seen = ProfilerCounts(10, 1.0, 1.0, 1.1, 3)
+    failed = AuditReport(8, 0, 0, 1.0, 1.0, 1.0, 300, 9, (), seen)
+    assert failed.failures == (
+        "graph launches a round by the profiler: 1.1, not 1",
+        "waits by the profiler: 3, not 0",
+    )
 
 
 @pytest.mark.parametrize("graph", ["eager", "tape"])

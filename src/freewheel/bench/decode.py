@@ -64,9 +64,14 @@ class DecodeBench:
                 f"got {self.accept:g}"
             )
 
+    @property
+    def longest_run(self) -> int:
+        """Rounds from where the rows are put."""
+        return WARM + max(self.rounds, COUNTED)
+
     def config(self, **options: Any) -> EngineConfig:
         """The engine that is measured. Raises ConfigError for an invalid option."""
-        room = room_for(WARM + self.rounds + COUNTED, self.speculate)
+        room = room_for(self.longest_run, self.speculate)
         return EngineConfig(
             model=self.model,
             speculate=self.speculate,
@@ -102,8 +107,7 @@ def bench_decode(plan: DecodeBench, config: EngineConfig) -> Iterator[DecodeRun]
 
     Raises ConfigError where drafts are to be right and the model has nothing that drafts always.
     """
-    rounds = WARM + plan.rounds + COUNTED
-    steady = SteadyDecode(config, plan.batches, plan.accept, rounds)
+    steady = SteadyDecode(config, plan.batches, plan.accept, plan.longest_run)
     resolved = steady.built.resolved
     if plan.accept is not None and plan.accept > 1 and resolved.drafter != "mtp":
         raise ConfigError(

@@ -30,7 +30,8 @@ def audit(
 ) -> None:
     """Run a mixed batch under the guard. Fails if a device value reached the host.
 
-    In JSON, `kernels_per_round` are the calls in the widest decoding round.
+    Where rounds are CUDA graphs, PyTorch's profiler counts too, and its counts must agree. In JSON,
+    `kernels_per_round` is of the widest decoding round: kernels of its graph, or calls of its tape.
     """
     llm = open_llm(
         model,
@@ -59,6 +60,7 @@ def audit(
 
 
 def _print(report: AuditReport) -> None:
+    by_profiler = () if report.profiler is None else report.profiler.expectations
     kernels = "not counted" if report.kernels_per_round is None else report.kernels_per_round
     for name, value in (
         ("rounds", report.rounds),
@@ -68,7 +70,8 @@ def _print(report: AuditReport) -> None:
         ("uploads a round", f"{report.uploads_per_round:g}"),
         ("downloads a round", f"{report.downloads_per_round:g}"),
         ("graph launches a round", f"{report.graph_launches_per_round:g}"),
-        ("calls in the widest decoding round", kernels),
+        ("kernels in the widest decoding round", kernels),
+        *((name, f"{count:g}") for name, count, _ in by_profiler),
     ):
-        answers.print(f"{name:36}{value}")
+        answers.print(f"{name:40}{value}")
     answers.print(report.verdict)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from freewheel.config import EngineConfig
+from freewheel.config import MAX_RUN_AHEAD, EngineConfig
 from freewheel.decode import ForcedTarget
 from freewheel.graph import Graph, SyncLog, no_host_sync
 from freewheel.host import Request, Scheduler
@@ -70,8 +70,8 @@ class SteadyDecode:
     ) -> None:
         """`mean`: tokens a round that drafts are made right for; None leaves them to the model.
 
-        `config.context_len` must hold the context and `rounds` rounds of any run behind it. Raises
-        what `build` raises.
+        The rest of `config.context_len` behind `room_for(rounds)` is the context; no run may be
+        longer. Raises what `build` raises.
         """
         depth = config.speculate
         shapes = tuple(StepShape(batch, 1 + depth, depth) for batch in sorted(set(batches)))
@@ -84,7 +84,7 @@ class SteadyDecode:
         self.built: Built = build(config, ladder=ladder, adapt=adapt)
         self.executor = self.built.executor
         self.shapes = {shape.batch: shape for shape in shapes}
-        self._context = self.built.sizes.row_width - rounds * shapes[0].reach
+        self._context = self.built.sizes.row_width - room_for(rounds, depth)
         self._fill()
 
     def capture(self, batch: int) -> float:
@@ -259,5 +259,8 @@ def _draw(cache: Tensor) -> None:
 
 
 def room_for(rounds: int, depth: int) -> int:
-    """Tokens behind the context that `rounds` rounds of a run may write."""
-    return rounds * StepShape(1, 1 + depth, depth).reach
+    """Tokens behind the context that a run of `rounds` rounds may need, rounds in flight included.
+
+    A round decides at most `depth` + 1 tokens of a row, and writes as many drafts behind them.
+    """
+    return (rounds + MAX_RUN_AHEAD + 1) * (1 + depth) + depth
