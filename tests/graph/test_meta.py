@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from freewheel.errors import CaptureError, HostSync
-from freewheel.graph import trace_on_meta
+from freewheel.graph import calls_on_meta, trace_on_meta
 
 GradMode = Callable[[], Any]
 
@@ -121,3 +121,17 @@ def test_nothing_is_left_behind_after_an_error() -> None:
     with pytest.raises(HostSync):
         trace_on_meta(lambda x: x.tolist(), on_meta(4))
     assert torch.ones(2).tolist() == [1, 1]
+
+
+def test_calls_are_counted_by_name_and_views_are_not() -> None:
+    x = torch.empty(4, 6, device="meta")
+    weight = torch.empty(3, 6, device="meta")
+
+    def fn() -> torch.Tensor:
+        out = x.T[:2].reshape(-1) * 2  # a slice is a view, its copy is not
+        x.add_(1)
+        return torch.nn.functional.linear(x.view(2, 2, 6), weight) + out[0]
+
+    calls = calls_on_meta(fn)
+    assert calls["aten::mm"] == calls["aten::add_.Tensor"] == calls["aten::mul.Tensor"] == 1
+    assert not any(name.endswith(("view", "::t", "slice.Tensor", "::device")) for name in calls)

@@ -258,6 +258,26 @@ def test_inspect_says_what_it_chose_in_plain_words(freewheel: Any) -> None:
     assert said["graph"].startswith(("tape: ", "cuda: "))
 
 
+@pytest.mark.parametrize("name", ["t32", "tg", "t4"])
+def test_inspect_lists_what_each_graph_calls(
+    freewheel: Any, folders: dict[str, Path], name: str
+) -> None:
+    options = ("--batch", "2", "--chunk", "16", "--dtype", "float32", "--device", "cpu")
+    ladder = freewheel("inspect", folders[name], *options, "--graph", "--json").json["ladder"]
+    layers = freewheel("inspect", folders[name], "--json").json["spec"]["layers"]
+    assert len(ladder) == 6
+    for shape in ladder:
+        calls = shape["calls"]
+        assert calls["freewheel::apply_inbox"] == calls["freewheel::commit"] == 1
+        assert calls["freewheel::choose"] == 1 + shape["depth"]
+        assert calls.get("freewheel::write_draft", 0) == shape["depth"]
+        assert not {"aten::t", "aten::view", "aten::select.int"} & calls.keys()
+        assert sum(calls.values()) > 10 * layers
+    said = freewheel("inspect", folders[name], *options, "--graph").out
+    assert said.count("graph of ") == 6 and "freewheel::commit" in said
+    assert "calls" not in freewheel("inspect", folders[name], "--json").json["ladder"][0]
+
+
 def test_audit_counts_one_letter_each_way_and_one_graph_a_round(
     freewheel: Any, folders: dict[str, Path]
 ) -> None:

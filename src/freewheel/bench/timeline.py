@@ -17,7 +17,7 @@ from freewheel.engine import DeviceTrace, Span
 from freewheel.errors import ConfigError
 
 HOST, DEVICE = "host", "device"
-PROFILED = ("CUDA calls of the host", "kernels", "copies")
+PROFILED: tuple[str, ...] = ("CUDA calls of the host", "kernels", "copies")
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Timeline:
     @property
     def lanes(self) -> dict[str, dict[str, tuple[Span, ...]]]:
         """Process -> lane -> spans."""
-        timed = {"rounds as timed": {HOST: self.host, DEVICE: self.device}}
-        if self.trace is None:
-            return timed
-        seen = (self.trace.calls, self.trace.kernels, self.trace.copies)
-        return timed | {"rounds under the profiler": dict(zip(PROFILED, seen, strict=True))}
+        lanes = {"rounds as timed": {HOST: self.host, DEVICE: self.device}}
+        if self.trace is not None:
+            seen = (self.trace.calls, self.trace.kernels, self.trace.copies)
+            lanes["rounds under the profiler"] = dict(zip(PROFILED, seen, strict=True))
+        return lanes
 
 
 def write_timeline(file: Path, timelines: Mapping[str, Timeline]) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Annotated
 
@@ -11,7 +12,10 @@ import typer
 from freewheel.cli import options as o
 from freewheel.cli.terminal import answers, write_json
 from freewheel.config import EngineConfig
-from freewheel.engine import Survey, survey
+from freewheel.engine import Survey, outline, survey
+from freewheel.spec import StepShape
+
+OWN = "freewheel::"
 
 
 def inspect(
@@ -23,29 +27,37 @@ def inspect(
     context_len: o.ContextLen = None,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
+    graph: Annotated[
+        bool, typer.Option("--graph", help="Also list what each captured round calls.")
+    ] = False,
     json: o.Json = False,
 ) -> None:
-    """Print configuration, memory plan and cache groups. Reads headers only; loads nothing."""
-    found = survey(
-        EngineConfig(
-            model=model,
-            speculate=speculate,
-            drafter=drafter,
-            chunk=chunk,
-            max_batch=batch,
-            prefill_batch=min(2, batch),
-            context_len=context_len,
-            device=device,
-            dtype=dtype,
-        )
+    """Print configuration, memory plan and cache groups. Reads headers only; loads nothing.
+
+    With --graph, every round is traced on tensors without memory. An operator of Freewheel's own
+    counts as one call; `freewheel audit` counts kernels on a CUDA device.
+    """
+    config = EngineConfig(
+        model=model,
+        speculate=speculate,
+        drafter=drafter,
+        chunk=chunk,
+        max_batch=batch,
+        prefill_batch=min(2, batch),
+        context_len=context_len,
+        device=device,
+        dtype=dtype,
     )
+    found = survey(config)
+    graphs = outline(config) if graph else {}
     if json:
-        write_json(_as_object(found))
-    else:
-        _print(found)
+        write_json(_as_object(found, graphs))
+        return
+    _print(found)
+    _print_graphs(graphs)
 
 
-def _as_object(found: Survey) -> dict[str, object]:
+def _as_object(found: Survey, graphs: dict[StepShape, Counter[str]]) -> dict[str, object]:
     """Everything, with the numbers that follow from a cache group written out."""
     groups = [
         asdict(group)
@@ -55,7 +67,10 @@ def _as_object(found: Survey) -> dict[str, object]:
             found.groups, found.sizes.pages, found.request_pages, strict=True
         )
     ]
-    shapes = [asdict(shape) for shape in found.ladder.shapes()]
+    shapes = [
+        asdict(shape) | ({"calls": dict(graphs[shape].most_common())} if graphs else {})
+        for shape in found.ladder.shapes()
+    ]
     return asdict(found) | {"groups": groups, "ladder": shapes}
 
 
@@ -101,6 +116,15 @@ def _print(found: Survey) -> None:
         _section("notes")
     for note in found.notes:
         answers.print(f"  {note}")
+
+
+def _print_graphs(graphs: dict[StepShape, Counter[str]]) -> None:
+    for shape, calls in graphs.items():
+        own = sum(n for name, n in calls.items() if name.startswith(OWN))
+        _section(f"graph of {shape.batch} x {shape.width}, then {shape.depth} drafts")
+        _row("calls", f"{calls.total()}, of which {own} are Freewheel's own operators")
+        for name, count in calls.most_common():
+            _row("", f"{count:5}  {name}")
 
 
 def _usable_pages(found: Survey) -> str:

@@ -19,6 +19,7 @@ from freewheel.runtime import (
     SteadyRun,
     Survey,
     covered,
+    outline,
     room_for,
     survey,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Survey",
     "Tokenizer",
     "covered",
+    "outline",
     "room_for",
     "survey",
 ]

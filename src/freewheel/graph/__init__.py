@@ -20,7 +20,7 @@ from freewheel.graph.audit import CaptureAudit
 from freewheel.graph.base import EagerGraph, Graph
 from freewheel.graph.cuda import CudaGraph, GraphPool, cuda_waits_are_errors
 from freewheel.graph.guard import DeviceCopy, HostRead, SyncLog, count_host_reads, no_host_sync
-from freewheel.graph.meta import trace_on_meta
+from freewheel.graph.meta import calls_on_meta, trace_on_meta
 from freewheel.graph.poison import POISON_INT, poison_
 from freewheel.graph.tape import TapeGraph
 
@@ -35,6 +35,7 @@ __all__ = [
     "HostRead",
     "SyncLog",
     "TapeGraph",
+    "calls_on_meta",
     "count_host_reads",
     "cuda_waits_are_errors",
     "no_host_sync",

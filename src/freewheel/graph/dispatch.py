@@ -36,6 +36,7 @@ __all__ = [
     "decompose",
     "direct",
     "is_inplace_view",
+    "is_view",
     "mutates",
     "op_name",
     "returns_host_value",
@@ -117,6 +118,11 @@ def returns_nothing(op: OpOverload) -> bool:
 def is_inplace_view(op: OpOverload) -> bool:
     """Whether the operator changes the shape of the very tensor object that it is given."""
     return torch.Tag.inplace_view in op.tags
+
+
+def is_view(op: OpOverload) -> bool:
+    """Whether the operator only gives memory that exists another shape."""
+    return bool(op.is_view)
 
 
 @cache

@@ -7,6 +7,7 @@ production dimensions, in milliseconds and in no memory.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,12 +24,13 @@ from freewheel.graph.dispatch import (
     FakeTensorMode,
     OpOverload,
     UnsupportedOperatorException,
+    is_view,
     op_name,
     tensors_in,
 )
 from freewheel.graph.guard import no_host_sync
 
-__all__ = ["trace_on_meta"]
+__all__ = ["calls_on_meta", "trace_on_meta"]
 
 T = TypeVar("T")
 
@@ -76,3 +78,37 @@ def trace_on_meta(fn: Callable[..., T], *args: Any) -> T:
         except UnsupportedOperatorException as error:
             site = raising_site(error)
             raise CaptureError(f"{error.func} has no fake implementation, at {site}") from error
+
+
+# A view that the schema calls a new tensor.
+_WITHOUT_WORK = {torch.ops.aten._unsafe_view.default}
+
+
+class _Counting(DispatchMode):
+    """Counts operators by name, but for those that only make another view of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Args = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace != "prim" and func not in _WITHOUT_WORK and not is_view(func):
+            self.counts[op_name(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def calls_on_meta(fn: Callable[[], object]) -> Counter[str]:
+    """Operators that `fn` calls, by name; views are not counted. Runs it as `trace_on_meta` does.
+
+    A custom operator counts as one, whatever kernels it takes. Raises what `trace_on_meta` raises.
+    """
+    counting = _Counting()
+
+    def counted() -> None:
+        with counting:
+            fn()
+
+    trace_on_meta(counted)
+    return counting.counts

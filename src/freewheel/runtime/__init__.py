@@ -13,6 +13,7 @@ from freewheel.runtime.counters import Counters
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.machine import Machine
 from freewheel.runtime.memory import Sizes
+from freewheel.runtime.outline import outline
 from freewheel.runtime.steady import SteadyCounts, SteadyDecode, SteadyRun, room_for
 from freewheel.runtime.survey import Survey, survey
 from freewheel.runtime.tracing import DeviceTrace, covered, traced
@@ -32,6 +33,7 @@ __all__ = [
     "Survey",
     "build",
     "covered",
+    "outline",
     "room_for",
     "survey",
     "traced",

@@ -93,7 +93,7 @@ def build(
     ladder = ladder or config.ladder()
     executor = Executor(
         adapt(loaded.model),
-        _make_drafter(drafter, loaded.draft_head),
+        make_drafter(drafter, loaded.draft_head),
         loaded.weights,
         groups,
         sizes,
@@ -222,7 +222,8 @@ def resolve_page_size(config: EngineConfig, spec: ModelSpec, decisions: Decision
     return choice
 
 
-def _make_drafter(name: str, head: DraftHead | None) -> Drafter:
+def make_drafter(name: str, head: DraftHead | None) -> Drafter:
+    """The drafter that `resolve_drafter` named."""
     if name == "none":
         return NoDrafter()
     if name == "lookup":
