@@ -133,5 +133,6 @@ def test_calls_are_counted_by_name_and_views_are_not() -> None:
         return torch.nn.functional.linear(x.view(2, 2, 6), weight) + out[0]
 
     calls = calls_on_meta(fn)
-    assert calls["aten::mm"] == calls["aten::add_.Tensor"] == calls["aten::mul.Tensor"] == 1
+    assert calls["aten::mm"] + calls["aten::linear"] == 1  # inference mode keeps composites whole
+    assert calls["aten::add_.Tensor"] == calls["aten::mul.Tensor"] == 1
     assert not any(name.endswith(("view", "::t", "slice.Tensor", "::device")) for name in calls)
