@@ -37,6 +37,8 @@ class EngineConfig:
     `cache_bytes`: budget of the paged cache. `threads`: intra-op CPU threads.
     `device`: auto takes a CUDA device if there is one. `graph`: auto takes a CUDA graph on a CUDA
     device and a tape on the CPU; eager runs the round's Python every time.
+    `deterministic`: on a CUDA device, a request's every bit is the same whatever else is computed
+    beside it, in prompts as in decoding; slower. On the CPU float64 serves that purpose.
     `load_format`: dummy reads config.json alone and draws random weights on the device, to measure
     speed; `model` may then also be a config.json by itself.
     `kernel_cache`: folder that keeps compiled kernels from one start to the next; None takes what
@@ -58,6 +60,7 @@ class EngineConfig:
     cache_bytes: int = 1 << 30
     dtype: str = "auto"
     threads: int = 1
+    deterministic: bool = False
     load_format: str = "safetensors"
     kernel_cache: str | None = None
     guard: bool = False
@@ -67,8 +70,9 @@ class EngineConfig:
             raise ConfigError(f"model: must be a name or a folder, got {self.model!r}")
         if not isinstance(self.kernel_cache, str | None) or self.kernel_cache == "":
             raise ConfigError(f"kernel_cache: must be a folder, got {self.kernel_cache!r}")
-        if not isinstance(self.guard, bool):
-            raise ConfigError(f"guard: must be True or False, got {self.guard!r}")
+        for name in ("guard", "deterministic"):
+            if not isinstance(vars(self)[name], bool):
+                raise ConfigError(f"{name}: must be True or False, got {vars(self)[name]!r}")
         _check_range("speculate", self.speculate, 0, MAX_DEPTH)
         _check_range("run_ahead", self.run_ahead, 0, MAX_RUN_AHEAD)
         _check_range("chunk", self.chunk, MAX_VERIFY_WIDTH + 1, 1 << 16)

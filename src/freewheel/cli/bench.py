@@ -72,6 +72,7 @@ def offline(
     context_len: o.ContextLen = None,
     dtype: o.Dtype = "auto",
     threads: o.Threads = 1,
+    deterministic: o.Deterministic = False,
     json: o.Json = False,
 ) -> None:
     """Time a fixed workload for each batch and number of drafts. `HELP` says what is measured."""
@@ -88,6 +89,7 @@ def offline(
         context_len=context_len,
         dtype=dtype,
         threads=threads,
+        deterministic=deterministic,
     )
     if prompt_file is not None and prompt_tokens is not None:
         raise RequestError("prompt_tokens", "has no meaning with --prompt-file; give one of them")

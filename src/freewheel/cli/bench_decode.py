@@ -65,6 +65,7 @@ def decode(
     run_ahead: o.RunAhead = 2,
     dtype: o.Dtype = "auto",
     threads: o.Threads = 1,
+    deterministic: o.Deterministic = False,
     timeline: TimelineFile = None,
     json: o.Json = False,
 ) -> None:
@@ -86,6 +87,7 @@ def decode(
         run_ahead=run_ahead,
         dtype=dtype,
         threads=threads,
+        deterministic=deterministic,
     )
     messages.print(f"loading {model}", markup=False, soft_wrap=True)
     runs: list[DecodeRun] = []

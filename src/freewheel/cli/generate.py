@@ -46,6 +46,7 @@ def generate(
     context_len: o.ContextLen = None,
     dtype: o.Dtype = "auto",
     threads: o.Threads = 1,
+    deterministic: o.Deterministic = False,
     json: o.Json = False,
 ) -> None:
     """Continue a prompt. The answer streams.
@@ -74,6 +75,7 @@ def generate(
         context_len=context_len,
         dtype=dtype,
         threads=threads,
+        deterministic=deterministic,
         max_batch=1,
         prefill_batch=1,
         guard=json,

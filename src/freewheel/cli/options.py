@@ -34,6 +34,10 @@ LoadFormat = Annotated[
         help=f"{' or '.join(LOAD_FORMATS)}: read weights, or draw random ones on the device."
     ),
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option("--deterministic", help="On CUDA: the same bits in any company; slower."),
+]
 Threads = Annotated[int, typer.Option(help="CPU threads; small models are fastest with 1.")]
 MaxTokens = Annotated[int, typer.Option(help="Tokens of an answer, at most.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]

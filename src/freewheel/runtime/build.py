@@ -28,6 +28,7 @@ from freewheel.ops import load_kernels
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.memory import Sizes, plan_memory
 from freewheel.spec.cache import CacheGroup
+from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.model import ModelSpec
 from freewheel.spec.shape import ShapeLadder
 from freewheel.state.pool import DTYPES
@@ -83,6 +84,7 @@ def build(
     device = resolve_device(config, decisions)
     graph = resolve_graph(config, device, decisions)
     dtype = resolve_dtype(config, device, decisions)
+    check_deterministic(config, device, folder.spec)
     page_size = resolve_page_size(config, folder.spec, decisions)
     groups = sketch(config, folder, drafter, dtype).model.cache_groups(page_size, dtype)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
@@ -102,6 +104,7 @@ def build(
         graph=graph,
         run_ahead=config.run_ahead,
         guard=config.guard,
+        deterministic=config.deterministic,
     )
     return Built(
         folder.spec,
@@ -205,6 +208,21 @@ def resolve_dtype(config: EngineConfig, device: str, decisions: Decisions) -> st
         return "bfloat16"
     decisions.note("dtype", "float32", "the CPU computes bfloat16 slower and rounds it by shape")
     return "float32"
+
+
+def check_deterministic(config: EngineConfig, device: str, spec: ModelSpec) -> None:
+    """Raise ConfigError where `deterministic` could not be kept."""
+    if not config.deterministic:
+        return
+    if device != "cuda":
+        raise ConfigError(
+            'deterministic: is for CUDA devices; on the CPU, dtype="float64" gives the same '
+            "tokens in any company"
+        )
+    if isinstance(spec, CompressedSpec):
+        raise ConfigError(
+            f"deterministic: the operators of {spec.family} on CUDA do not keep it yet"
+        )
 
 
 def resolve_page_size(config: EngineConfig, spec: ModelSpec, decisions: Decisions) -> int:

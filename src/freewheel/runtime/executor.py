@@ -23,6 +23,7 @@ from freewheel.graph import (
 from freewheel.models.base import Model
 from freewheel.ops import kernels_loaded
 from freewheel.runtime.counters import Counters
+from freewheel.runtime.deterministic import in_fixed_blocks
 from freewheel.runtime.mailbox import Mailbox, outbox_shape
 from freewheel.runtime.memory import Sizes
 from freewheel.runtime.streams import CudaStreams, NoStreams, Streams
@@ -74,6 +75,7 @@ class Executor:
         graph: str,
         run_ahead: int,
         guard: bool,
+        deterministic: bool = False,
     ) -> None:
         self.arena = Arena(device)
         for index, weight in enumerate(weights):
@@ -86,6 +88,7 @@ class Executor:
         self._graph = graph
         self._run_ahead = run_ahead
         self._guard = guard
+        self._deterministic = deterministic
         self._letters = {shape: self._new_letters(shape) for shape in shapes}
         self.arena.seal()
         self._streams = _open_streams(device)
@@ -172,8 +175,12 @@ class Executor:
         inbox, outbox = self._letters[shape]
         layout = InboxLayout.of(shape, self.cache.groups)
         graph = self._new_graph()
+
+        def advance() -> None:
+            self._round.advance(shape, inbox, outbox)
+
         with torch.inference_mode(), self._streams.rounds():
-            graph.capture(lambda: self._round.advance(shape, inbox, outbox))
+            graph.capture(in_fixed_blocks(advance) if self._deterministic else advance)
         self._mailbox.open(shape)
         uplink = Uplink(layout, inbox, self._run_ahead, self._streams, self.counters)
         return Lane(outbox, uplink, graph)

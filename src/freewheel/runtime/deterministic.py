@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products whose result for one token does not depend on how many others there are.
+
+A library chooses its kernel, its tiles and the order of its sums by the shape of a product, so a
+token's last bits change with the batch and the width. Here every product sees the same number of
+tokens, padded with zeros: one shape for each weight, one order of sums. The kernels of this package
+sum in such an order anyway. The price is that a wide rectangle reads the weights once a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from freewheel import ops
+from freewheel.graph.dispatch import Args, DispatchMode, OpOverload, decompose
+
+__all__ = ["BLOCK", "FixedBlocks", "in_fixed_blocks"]
+
+T = TypeVar("T")
+
+BLOCK = 16
+"""Tokens of one product."""
+
+aten = torch.ops.aten
+
+_TOKENS: dict[Any, tuple[int, int]] = {
+    aten.mm.default: (0, 0),
+    aten.addmm.default: (1, 0),
+    aten.bmm.default: (0, 1),
+    ops.wide_linear: (0, 0),
+}
+"""Product -> which argument holds the tokens, and along which of its dimensions."""
+
+
+class FixedBlocks(DispatchMode):
+    """A context in which products run `BLOCK` tokens at a time.
+
+    Tokens are expected on the left, weights on the right, as `torch.nn.functional.linear` and
+    `einsum("bwhn,hnc->bwhc", tokens, weight)` put them.
+    """
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Args = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        parts = decompose(func)
+        if parts is not None:
+            with self:  # a composite hides its products
+                return parts(*args, **kwargs)
+        if func not in _TOKENS:
+            return func(*args, **kwargs)
+        index, dim = _TOKENS[func]
+        tokens: Tensor = args[index]
+        if func is ops.wide_linear:
+            tokens = tokens.reshape(-1, tokens.shape[-1])
+
+        def product(block: Tensor) -> Tensor:
+            return func(*args[:index], block, *args[index + 1 :], **kwargs)
+
+        out = by_blocks(product, tokens, dim)
+        return out.view(*args[0].shape[:-1], -1) if func is ops.wide_linear else out
+
+
+def by_blocks(product: Callable[[Tensor], Tensor], tokens: Tensor, dim: int) -> Tensor:
+    """`product(tokens)`, computed `BLOCK` places of dimension `dim` at a time."""
+    count = tokens.shape[dim]
+    blocks: list[Tensor] = []
+    for at in range(0, count, BLOCK):
+        block = tokens.narrow(dim, at, min(BLOCK, count - at))
+        missing = BLOCK - block.shape[dim]
+        if missing:
+            shape = [*block.shape]
+            shape[dim] = missing
+            block = torch.cat((block, block.new_zeros(shape)), dim)
+        blocks.append(product(block.clone(memory_format=torch.contiguous_format)))
+    if not blocks:
+        return product(tokens)
+    return torch.cat(blocks, dim).narrow(dim, 0, count)
+
+
+def in_fixed_blocks(fn: Callable[[], T]) -> Callable[[], T]:
+    """`fn`, to be called under `FixedBlocks`."""
+
+    def blocked() -> T:
+        with FixedBlocks():
+            return fn()
+
+    return blocked

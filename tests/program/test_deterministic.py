@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products in fixed blocks: a token's bits do not depend on how many others there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from freewheel import LLM, ops
+from freewheel.config import EngineConfig
+from freewheel.errors import ConfigError
+from freewheel.graph import TapeGraph
+from freewheel.runtime.build import check_deterministic, find_folder
+from freewheel.runtime.deterministic import BLOCK, FixedBlocks, in_fixed_blocks
+
+INPUTS, OUTPUTS, HEADS = 48, 40, 3
+
+
+def weights() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return (
+        torch.randn(OUTPUTS, INPUTS, generator=generator),
+        torch.randn(HEADS, INPUTS, OUTPUTS, generator=generator),
+    )
+
+
+def products(x: Tensor) -> tuple[Tensor, ...]:
+    """Every kind of product that a model makes of tokens x [B, W, INPUTS]."""
+    flat, by_head = weights()
+    heads = x[:, :, None, :].expand(-1, -1, HEADS, -1)
+    return (
+        F.linear(x, flat),
+        F.linear(x, flat, torch.ones(OUTPUTS)),
+        torch.einsum("bwhn,hnc->bwhc", heads, by_head),
+        ops.wide_linear(x.bfloat16(), flat),
+        x.double() @ flat.double().T,
+    )
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("tokens", [1, 4, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
+def test_a_token_s_products_are_the_same_bits_in_any_company(tokens: int, inference: bool) -> None:
+    x = torch.randn(2, tokens, INPUTS, generator=torch.Generator().manual_seed(tokens))
+    with torch.inference_mode(inference), FixedBlocks():
+        together = products(x)
+        for b, w in ((0, 0), (1, tokens - 1), (1, tokens // 2)):
+            alone = products(x[b : b + 1, w : w + 1])
+            for one, many in zip(alone, together, strict=True):
+                assert torch.equal(one[0, 0], many[b, w])
+    for blocked, plain in zip(together, products(x), strict=True):
+        torch.testing.assert_close(blocked, plain)
+
+
+def test_blocks_become_part_of_a_captured_graph() -> None:
+    x, out = torch.randn(5, INPUTS), torch.zeros(5, OUTPUTS)
+    weight = weights()[0]
+    graph: TapeGraph[None] = TapeGraph((x, out, weight))
+
+    def fn() -> None:
+        out.copy_(F.linear(x, weight))
+
+    with torch.inference_mode():
+        graph.capture(in_fixed_blocks(fn))
+        x.normal_()
+        graph.replay()
+    padded = torch.cat((x, torch.zeros(BLOCK - 5, INPUTS)))
+    assert torch.equal(out, (padded @ weight.T)[:5])
+
+
+def test_no_token_at_all_is_no_block() -> None:
+    with FixedBlocks():
+        assert F.linear(torch.zeros(0, INPUTS), weights()[0]).shape == (0, OUTPUTS)
+
+
+def test_where_it_cannot_be_kept_it_is_refused(folders: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"^deterministic: is for CUDA"):
+        LLM(str(folders["t32"]), device="cpu", deterministic=True)
+    config = EngineConfig(model=str(folders["t4"]), deterministic=True)
+    with pytest.raises(ConfigError, match=r"^deterministic: .*deepseek_v4"):
+        check_deterministic(config, "cuda", find_folder(config).spec)
+    with pytest.raises(ConfigError, match=r"^deterministic: must be"):
+        EngineConfig(model="demo", deterministic=1)  # type: ignore[arg-type]
