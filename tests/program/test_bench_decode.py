@@ -129,8 +129,9 @@ def test_a_planted_read_is_counted(
 
 
 def test_a_slow_host_sleeps_in_every_turn(folders: dict[str, Path]) -> None:
-    plan = small(folders["perm"], slow_host=3.0)
-    (run,) = bench_decode(plan, plan.config(device="cpu"))
+    plan = small(folders["perm"], slow_hosts=(0.0, 3.0))
+    quick, run = bench_decode(plan, plan.config(device="cpu"))
+    assert not any(span.name == "sleep" for span in quick.run.host)
     sleeps = [span for span in run.run.host if span.name == "sleep"]
     assert len(sleeps) == plan.rounds
     assert all(span.seconds >= 0.003 for span in sleeps)
@@ -224,6 +225,8 @@ def test_the_profiler_s_events_are_told_apart() -> None:
         (("--accept", "2", "--speculate", "0"), "accept"),
         (("--accept", "2", "--drafter", "lookup"), "accept"),
         (("--slow-host", "-1"), "slow_host"),
+        (("--slow-host", "0,nan"), "slow_host"),
+        (("--slow-host", "some"), "slow_host"),
         (("--load-format", "pickle"), "load_format"),
         (("--run-ahead", "9"), "run_ahead"),
         (("--graph", "banana"), "graph"),

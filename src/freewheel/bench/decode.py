@@ -8,6 +8,7 @@ and letters are the product's; only prompts are skipped.
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,8 @@ UNLIMITED = 1 << 49
 @dataclass(frozen=True, kw_only=True)
 class DecodeBench:
     """What is measured. `accept`: tokens that a round decides of each row on average; None leaves
-    the drafts to the model. `slow_host`: milliseconds that the host sleeps in every turn.
+    the drafts to the model. `slow_hosts`: milliseconds that the host sleeps in every turn; each
+    batch is measured at each.
 
     Raises ConfigError, naming the option, if one is out of range or contradicts another.
     """
@@ -48,7 +50,7 @@ class DecodeBench:
     speculate: int = 3
     accept: float | None = None
     rounds: int = 50
-    slow_host: float = 0.0
+    slow_hosts: tuple[float, ...] = (0.0,)
 
     def __post_init__(self) -> None:
         if not self.batches:
@@ -56,8 +58,8 @@ class DecodeBench:
         for name, value in (("context", self.context), ("rounds", self.rounds)):
             if value < 1:
                 raise ConfigError(f"{name}: must be at least 1, got {value}")
-        if not 0 <= self.slow_host < 10_000:
-            raise ConfigError(f"slow_host: must be 0 to 10000 milliseconds, got {self.slow_host:g}")
+        if not self.slow_hosts or not all(0 <= ms <= 10_000 for ms in self.slow_hosts):
+            raise ConfigError(f"slow_host: must be 0 to 10000 milliseconds, got {self.slow_hosts}")
         if self.accept is not None and not 1 <= self.accept <= 1 + self.speculate:
             raise ConfigError(
                 f"accept: must be 1 to {1 + self.speculate}, one token and the drafts of a round, "
@@ -86,9 +88,10 @@ class DecodeBench:
 
 @dataclass(frozen=True)
 class DecodeRun:
-    """One batch, measured."""
+    """One batch, measured at one delay of the host."""
 
     batch: int
+    slow_host: float
     resolved: Resolved
     machine: Machine
     capture_seconds: float
@@ -103,7 +106,7 @@ class DecodeRun:
 
 
 def bench_decode(plan: DecodeBench, config: EngineConfig) -> Iterator[DecodeRun]:
-    """Measure each batch in turn on one engine; `config` is the plan's.
+    """Measure each batch at each delay, in turn, on one engine; `config` is the plan's.
 
     Raises ConfigError where drafts are to be right and the model has nothing that drafts always.
     """
@@ -116,12 +119,13 @@ def bench_decode(plan: DecodeBench, config: EngineConfig) -> Iterator[DecodeRun]
         )
     gc.collect()
     captured = {batch: steady.capture(batch) for batch in sorted(set(plan.batches), reverse=True)}
-    for batch in plan.batches:
+    for batch, slow_host in itertools.product(plan.batches, plan.slow_hosts):
         counters = steady.executor.counters
         late = counters.late_captures, counters.late_kernels
-        run = steady.run(batch, plan.rounds, plan.slow_host / 1000, WARM)
+        run = steady.run(batch, plan.rounds, slow_host / 1000, WARM)
         yield DecodeRun(
             batch=batch,
+            slow_host=slow_host,
             resolved=resolved,
             machine=Machine.here(resolved.device),
             capture_seconds=captured[batch],
@@ -170,7 +174,7 @@ def decode_summary(plan: DecodeBench, found: DecodeRun) -> dict[str, Any]:
         "late_kernels": found.late_kernels,
         "capture_seconds": found.capture_seconds,
         "rounds": run.rounds,
-        "slow_host_ms": plan.slow_host,
+        "slow_host_ms": found.slow_host,
     }
 
 

@@ -43,7 +43,7 @@ Accept = Annotated[
     typer.Option(help="Tokens that a round decides of each row: 1 to 1 + drafts."),
 ]
 SlowHost = Annotated[
-    float, typer.Option(help="Milliseconds that the host sleeps in every turn of its loop.")
+    str, typer.Option(help="Milliseconds that the host sleeps in every turn; one run for each.")
 ]
 TimelineFile = Annotated[
     Path | None, typer.Option(help="Write a trace of host and device there, for Perfetto.")
@@ -58,7 +58,7 @@ def decode(
     accept: Accept = None,
     rounds: Annotated[int, typer.Option(help="Rounds that are timed.")] = 50,
     load_format: o.LoadFormat = "safetensors",
-    slow_host: SlowHost = 0.0,
+    slow_host: SlowHost = "0",
     drafter: o.Drafter = "auto",
     device: o.Device = "auto",
     graph: o.Graph = "auto",
@@ -77,7 +77,7 @@ def decode(
         speculate=speculate,
         accept=accept,
         rounds=rounds,
-        slow_host=slow_host,
+        slow_hosts=_milliseconds(slow_host),
     )
     config = plan.config(
         load_format=load_format,
@@ -98,7 +98,8 @@ def decode(
             answers.print(_row(decode_summary(plan, run)))
         runs.append(run)
     if timeline is not None:
-        write_timeline(timeline, {f"batch {run.batch}": run.timeline for run in runs})
+        titles = (f"batch {run.batch}, host slowed by {run.slow_host:g} ms" for run in runs)
+        write_timeline(timeline, dict(zip(titles, (r.timeline for r in runs), strict=True)))
     if json:
         write_json(_as_object(plan, runs, load_format, run_ahead))
 
@@ -113,7 +114,7 @@ def picture(
     batch: Annotated[int, typer.Option(help="Rows at once.")] = 1,
     speculate: o.Speculate = 3,
     load_format: o.LoadFormat = "safetensors",
-    slow_host: SlowHost = 0.0,
+    slow_host: Annotated[float, typer.Option(help="Milliseconds of sleep in every turn.")] = 0.0,
     device: o.Device = "auto",
     run_ahead: o.RunAhead = 2,
 ) -> None:
@@ -132,7 +133,7 @@ def picture(
         context=context,
         speculate=speculate,
         rounds=12,
-        slow_host=slow_host,
+        slow_hosts=(slow_host,),
     )
     config = plan.config(load_format=load_format, device=device, run_ahead=run_ahead)
     (run,) = bench_decode(plan, config)
@@ -143,8 +144,19 @@ def picture(
     out.write_text(draw_picture(run.timeline, title), encoding="utf-8")
 
 
+def _milliseconds(text: str) -> tuple[float, ...]:
+    """Numbers between commas. Raises ConfigError for anything else."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(
+            f"slow_host: must be numbers with commas between, got {text!r}"
+        ) from error
+
+
 COLUMNS = (
     ("batch", 5),
+    ("slow ms", 7),
     ("ms/round", 9),
     ("device", 9),
     ("tokens/s", 10),
@@ -172,7 +184,7 @@ def _print_head(plan: DecodeBench, run: DecodeRun, run_ahead: int) -> None:
     forced = "as the model drafts" if plan.accept is None else f"{plan.accept:g} tokens a round"
     answers.print(
         f"{plan.rounds} rounds at {plan.context} tokens, {plan.speculate} drafts, {forced}; "
-        f"{run_ahead} rounds ahead, host slowed by {plan.slow_host:g} ms"
+        f"{run_ahead} rounds ahead"
     )
     answers.print("  ".join(f"{name:>{width}}" for name, width in COLUMNS))
 
@@ -180,6 +192,7 @@ def _print_head(plan: DecodeBench, run: DecodeRun, run_ahead: int) -> None:
 def _row(result: dict[str, Any]) -> str:
     cells = (
         result["batch"],
+        f"{result['slow_host_ms']:g}",
         f"{result['ms_per_round']:.3f}",
         f"{result['device_ms_per_round']:.3f}",
         f"{result['tokens_per_second']:.1f}",
