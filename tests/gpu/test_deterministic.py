@@ -38,7 +38,7 @@ def watched_bits(company: int, **options: Any) -> Bits:
 
     Every cache is NaN before. The request's pages are its own until the end: it ends last.
     """
-    batch = {"max_batch": company + 1, "prefill_batch": min(2, company + 1)}
+    batch: dict[str, Any] = {"max_batch": company + 1, "prefill_batch": min(2, company + 1)}
     llm = LLM("demo", device="cuda", context_len=512, **(batch | options))
     llm.capture()
     names = [name for name in llm.executor.arena.names() if name.startswith("cache.")]
@@ -93,8 +93,10 @@ def test_the_demo_answers_the_prompt_set_on_the_gpu_as_on_the_cpu(part: int) -> 
     found = json.loads((ROOT / "benchmarks" / "prompts.json").read_text(encoding="utf-8"))
     texts = [item["prompt"] for item in found][part::PARTS]
     answers = [
-        LLM("demo", dtype="float32", context_len=1024, **options).generate(texts, greedy(32))
-        for options in ({"device": "cpu"}, {"device": "cuda", "deterministic": True})
+        LLM(
+            "demo", dtype="float32", context_len=1024, device=device, deterministic=on_the_gpu
+        ).generate(texts, greedy(32))
+        for device, on_the_gpu in (("cpu", False), ("cuda", True))
     ]
     differ = [
         text
