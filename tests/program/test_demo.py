@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -68,3 +71,19 @@ def test_most_drafts_of_the_demo_are_accepted() -> None:
     llm = LLM("demo", context_len=512, max_batch=1, prefill_batch=1)
     metrics = llm.generate(LONG, GREEDY)[0].metrics
     assert metrics.tokens_per_round > 1.5
+
+
+def test_an_engine_starts_without_pytorch_s_compiler() -> None:
+    """Importing it takes longer than everything else that a start does."""
+    script = (
+        "import sys; from freewheel import LLM, SamplingParams\n"
+        "llm = LLM('demo', max_batch=1, prefill_batch=1, device='cpu')\n"
+        "llm.generate('Emma', SamplingParams(temperature=0, max_tokens=4))\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, check=False
+    )
+    assert ran.stdout == b"False\n", ran.stderr.decode()

@@ -48,6 +48,8 @@ def rope_table(rope: RopeSpec, positions: int, device: torch.device) -> Tensor:
     The angle of pair i is position * theta^(-2i/dim) (arXiv:2104.09864), stretched by YaRN where
     the spec says so. Angles are rounded to float32, as in transformers and in training.
     """
+    if device.type == "meta":  # no values; and `arange` there would load PyTorch's compiler
+        return torch.empty((positions, rope.dim), dtype=torch.float32, device=device)
     frequencies = _frequencies(rope, device)  # float32 [dim / 2]
     steps = torch.arange(positions, dtype=torch.float32, device=device)
     angles = steps[:, None] * frequencies  # float32 [T, dim / 2]
