@@ -23,6 +23,7 @@ from freewheel.bench import (
     write_timeline,
 )
 from freewheel.bench.decode import between_rounds
+from freewheel.bench.picture import tick
 from freewheel.cli import main
 from freewheel.decode.forced import SCALE, force_agreement
 from freewheel.engine import SteadyDecode
@@ -154,7 +155,9 @@ def test_a_trace_holds_every_round_and_every_act_of_the_host(
     spans = [e for e in body["traceEvents"] if e["ph"] == "X"]
     rounds = [e["name"] for e in spans if lanes[e["pid"], e["tid"]] == "device"]
     assert rounds == [f"round {n}" for n in range(5)] * 2
-    acts = {e["name"] for e in spans if lanes[e["pid"], e["tid"]] == "host"}
+    names = [e["name"] for e in spans if lanes[e["pid"], e["tid"]] == "host"]
+    assert [n for n in names if n.startswith("launch")] == [f"launch {n}" for n in range(5)] * 2
+    acts = {name.rstrip("0123456789 ") for name in names}
     assert acts == {"plan", "launch", "sleep", "await letter", "read letter"}
     assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in spans)
     assert command("picture", picture, "--timeline", file).code == 0
@@ -168,7 +171,7 @@ def check_picture(text: str) -> None:
         element.text or "" for element in root.iter() if element.tag.endswith(("text", "title"))
     ]
     assert any(line.startswith("round ") for line in said)
-    assert {"host", "device", "launch"} <= set(said)
+    assert {"host", "device", "launch", "ms", "0"} <= set(said)
 
 
 def test_a_picture_can_be_drawn_of_rounds_run_now(
@@ -178,6 +181,10 @@ def test_a_picture_can_be_drawn_of_rounds_run_now(
     ran = command("picture", picture, "--model", folders["perm"], "--context", 20)
     assert ran.code == 0, ran.err
     check_picture(picture.read_text(encoding="utf-8"))
+
+
+def test_ticks_are_round_numbers() -> None:
+    assert [tick(least) for least in (0.9, 1.0, 1.1, 2.4, 7, 0.03)] == [1, 1, 2, 5, 10, 0.05]
 
 
 def test_times_survive_a_trace(tmp_path: Path) -> None:

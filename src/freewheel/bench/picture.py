@@ -7,6 +7,7 @@ its labels can be searched and read aloud.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -51,7 +52,9 @@ def draw_picture(timeline: Timeline, title: str) -> str:
     ]
     for index, (name, spans) in enumerate(lanes.items()):
         body.extend(_lane(name, spans, begin, end, TOP + index * (LANE + GAP)))
-    body.extend(_axis(chosen.begin, begin, end, TOP + len(lanes) * (LANE + GAP)))
+    bottom = TOP + len(lanes) * (LANE + GAP)
+    body.extend(_axis(chosen.begin, begin, end, bottom))
+    body.extend(_legend({act(span) for span in timeline.host}, bottom))
     return "\n".join([*body, "</svg>"]) + "\n"
 
 
@@ -74,7 +77,7 @@ def _lane(name: str, spans: Sequence[Span], begin: float, end: float, top: float
             continue
         left = LEFT + scale * (max(span.begin, begin) - begin)
         width = max(0.6, scale * (min(span.end, end) - max(span.begin, begin)))
-        colour = COLOURS.get(span.name, ROUND if name == "device" else OTHER)
+        colour = COLOURS.get(act(span), ROUND if name == "device" else OTHER)
         what = escape(f"{span.name}: {1e6 * span.seconds:.1f} us")
         rows.append(
             f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{LANE}" fill="{colour}" '
@@ -89,21 +92,44 @@ def _lane(name: str, spans: Sequence[Span], begin: float, end: float, top: float
     return rows
 
 
+def act(span: Span) -> str:
+    """What the host does in a span, without the number of the round it does it for."""
+    return span.name.rstrip("0123456789 ")
+
+
 def _axis(zero: float, begin: float, end: float, top: float) -> list[str]:
-    """Five ticks in milliseconds from the round's begin, and the colours' names."""
+    """Ticks at round numbers of milliseconds from the round's begin."""
     scale = (WIDTH - LEFT - 20) / (end - begin)
+    step = tick(1000 * (end - begin) / 6)
     rows: list[str] = []
-    for step in range(6):
-        at = begin + step * (end - begin) / 5
-        x = LEFT + scale * (at - begin)
+    for number in range(math.ceil(1000 * (begin - zero) / step), 100):
+        x = LEFT + scale * (zero + number * step / 1000 - begin)
+        if x > WIDTH - 20:
+            break
         rows.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + 5}" stroke="{OTHER}"/>')
         rows.append(
             f'<text x="{x:.1f}" y="{top + 18}" text-anchor="middle" fill="{OTHER}">'
-            f"{1000 * (at - zero):.2f} ms</text>"
+            f"{number * step:g}</text>"
         )
+    rows.append(f'<text x="{LEFT - 10}" y="{top + 18}" text-anchor="end" fill="{OTHER}">ms</text>')
+    return rows
+
+
+def tick(least: float) -> float:
+    """The least of 1, 2 and 5 times a power of ten that is not below `least`."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= least)
+
+
+def _legend(shown: set[str], top: float) -> list[str]:
+    """The colours' names, of those that occur."""
+    rows: list[str] = []
     x = float(LEFT)
     for name, colour in COLOURS.items():
-        rows.append(f'<rect x="{x:.1f}" y="{top + 27}" width="10" height="10" fill="{colour}"/>')
-        rows.append(f'<text x="{x + 14:.1f}" y="{top + 36}" fill="#1c2430">{name}</text>')
-        x += 40 + 7 * len(name)
+        if name in shown:
+            rows.append(
+                f'<rect x="{x:.1f}" y="{top + 27}" width="10" height="10" fill="{colour}"/>'
+            )
+            rows.append(f'<text x="{x + 14:.1f}" y="{top + 36}" fill="#1c2430">{name}</text>')
+            x += 40 + 7 * len(name)
     return rows

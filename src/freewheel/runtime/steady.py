@@ -103,6 +103,7 @@ class SteadyDecode:
         with self.executor.observed(lambda graph: TimedGraph(graph, clock, marks)):
             loop.turn(warm)
             loop.spans.clear()
+            loop.launched = 0
             tokens, began, skipped = loop.tokens, time.perf_counter(), len(marks)
             loop.turn(rounds)
             ended, tokens = time.perf_counter(), loop.tokens - tokens
@@ -205,11 +206,14 @@ class WatchedGraph:
 
 
 class _Loop:
-    """The host's loop: plan, launch, and read the letter that is due."""
+    """The host's loop: plan, launch, and read the letter that is due.
+
+    `spans`: what it did. `tokens`: decided in the rounds read, `launched`: rounds launched, so far.
+    """
 
     def __init__(self, steady: SteadyDecode, scheduler: Scheduler, slow_host: float) -> None:
         self.spans: list[Span] = []
-        self.tokens = 0
+        self.tokens = self.launched = 0
         self._executor, self._scheduler = steady.executor, scheduler
         self._slow_host = slow_host
 
@@ -219,8 +223,9 @@ class _Loop:
             with self._span("plan"):
                 plan = self._scheduler.plan()
             assert plan is not None, "every row decodes, and letters are read as they are due"
-            with self._span("launch"):
+            with self._span(f"launch {self.launched}"):
                 self._executor.launch(plan)
+            self.launched += 1
             if self._slow_host:
                 with self._span("sleep"):
                     time.sleep(self._slow_host)
