@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routing by sqrt(softplus) or by the token, and clamped gating. A token's routing is a program."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from freewheel.ops.cuda.experts import mix_experts
+from freewheel.ops.registry import SPECIFICATIONS, implement
+
+
+@triton.jit
+def _score(logit):
+    """sqrt(log(1 + exp(x))), to the last digits also where exp(x) is far below 1."""
+    small = tl.exp(-tl.abs(logit))  # at most 1
+    sum_ = 1 + small
+    # log1p: what 1 + small rounded away comes back as a factor.
+    log = tl.where(sum_ == 1, small, tl.log(sum_) * small / tl.where(sum_ == 1, 1.0, sum_ - 1))
+    return tl.sqrt(tl.maximum(logit, 0.0) + log)
+
+
+@triton.jit
+def _store_routes(weights_out, ids_out, token, weights, ids, scale, nth, TOP_K: tl.constexpr):
+    weights = weights / (tl.sum(weights, 0) + 1e-20) * scale
+    tl.store(weights_out + token * TOP_K + nth, weights, mask=nth < TOP_K)
+    tl.store(ids_out + token * TOP_K + nth, ids, mask=nth < TOP_K)
+
+
+@triton.jit
+def _route_best(
+    logits, bias, weights_out, ids_out, scale, E,
+    TOP_K: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    expert, nth = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
+    left = expert < E
+    score = _score(tl.load(logits + token * E + expert, mask=left, other=0))
+    choice = score + tl.load(bias + expert, mask=left, other=0)
+    choice = tl.where(choice == choice, choice, float("-inf"))  # an id is always below E
+    ids = tl.zeros((BLOCK_K,), tl.int32)
+    weights = tl.zeros((BLOCK_K,), tl.float32)
+    for k in tl.static_range(TOP_K):
+        top = tl.max(tl.where(left, choice, float("-inf")), 0)
+        winner = tl.min(tl.where(left & (choice == top), expert, BLOCK), 0)
+        won = expert == winner
+        left = left & (won == 0)
+        ids = tl.where(nth == k, winner, ids)
+        weights = tl.where(nth == k, tl.sum(tl.where(won, score, 0.0), 0), weights)
+    _store_routes(weights_out, ids_out, token, weights, ids, scale, nth, TOP_K)
+
+
+@implement("route_best", "cuda")
+def route_best(logits: Tensor, bias: Tensor, top_k: int, scale: float) -> tuple[Tensor, Tensor]:
+    if logits.dtype != torch.float32:
+        return SPECIFICATIONS["route_best"](logits, bias, top_k, scale)
+    shape, experts = (*logits.shape[:-1], top_k), logits.shape[-1]
+    weights, ids = logits.new_empty(shape), logits.new_empty(shape, dtype=torch.int32)
+    if ids.numel():
+        _route_best[(ids.numel() // top_k,)](
+            logits.contiguous(), bias, weights, ids, scale, experts,
+            TOP_K=top_k, BLOCK=triton.next_power_of_2(experts),
+            BLOCK_K=triton.next_power_of_2(top_k), num_warps=1,
+        )  # fmt: skip
+    return weights, ids
+
+
+@triton.jit
+def _route_by_token(
+    logits, table, tokens, weights_out, ids_out, scale, E,
+    TOP_K: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    nth = tl.arange(0, BLOCK_K)
+    line = table + tl.load(tokens + token).to(tl.int64) * TOP_K
+    ids = tl.load(line + nth, mask=nth < TOP_K, other=0)
+    score = _score(tl.load(logits + token * E + ids, mask=nth < TOP_K, other=0))
+    score = tl.where(nth < TOP_K, score, 0.0)
+    _store_routes(weights_out, ids_out, token, score, ids, scale, nth, TOP_K)
+
+
+@implement("route_by_token", "cuda")
+def route_by_token(
+    logits: Tensor, table: Tensor, tokens: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    if logits.dtype != torch.float32:
+        return SPECIFICATIONS["route_by_token"](logits, table, tokens, scale)
+    top_k = table.shape[1]
+    shape = (*tokens.shape, top_k)
+    weights, ids = logits.new_empty(shape), logits.new_empty(shape, dtype=torch.int32)
+    if ids.numel():
+        _route_by_token[(tokens.numel(),)](
+            logits.contiguous(), table, tokens.contiguous(), weights, ids, scale,
+            logits.shape[-1], TOP_K=top_k, BLOCK_K=triton.next_power_of_2(top_k), num_warps=1,
+        )  # fmt: skip
+    return weights, ids
+
+
+@triton.jit
+def _clamped_silu_mul(gate_up, out, total, INNER, limit, BLOCK: tl.constexpr):
+    lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = lane < total
+    source = gate_up + (lane // INNER) * 2 * INNER + lane % INNER
+    gate = tl.load(source, mask=live, other=0).to(tl.float32)
+    up = tl.load(source + INNER, mask=live, other=0).to(tl.float32)
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    value = gate / (1 + tl.exp(-gate)) * up
+    tl.store(out + lane, value.to(out.dtype.element_ty), mask=live)
+
+
+@implement("clamped_silu_mul", "cuda")
+def clamped_silu_mul(gate_up: Tensor, limit: float) -> Tensor:
+    if gate_up.dtype == torch.float64:
+        return SPECIFICATIONS["clamped_silu_mul"](gate_up, limit)
+    gate_up = gate_up.contiguous()
+    inner = gate_up.shape[-1] // 2
+    out = gate_up.new_empty((*gate_up.shape[:-1], inner))
+    if out.numel():
+        _clamped_silu_mul[(triton.cdiv(out.numel(), 1024),)](
+            gate_up, out, out.numel(), inner, limit, BLOCK=1024
+        )
+    return out
+
+
+@implement("clamped_experts", "cuda")
+def clamped_experts(
+    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, limit: float
+) -> Tensor:
+    if x.dtype == torch.float64 or x.dtype != gate_up.dtype:
+        return SPECIFICATIONS["clamped_experts"](x, gate_up, down, ids, weights, limit)
+    return mix_experts(x, gate_up, down, ids, weights, limit)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Raw rows into the cache, and entries out of them.
+
+A window is a program. Where none closes, which is the rule, it ends at once; else it reads its raw
+rows once, a few at a time in ascending order, with the running maximum of a channel's gates.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from freewheel.ops.cuda.keys import turn_tail
+from freewheel.ops.registry import SPECIFICATIONS, implement
+
+ELEMENTS = 1024
+"""Of a raw row that one program copies."""
+
+STEP = 16
+"""Raw rows mixed at a time, at most."""
+
+
+@triton.jit
+def _store_raw(raw, values, slots, D, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(values + token * D + lane, mask=lane < D)
+    target = raw + tl.load(slots + token) * D + lane
+    tl.store(target, value.to(raw.dtype.element_ty), mask=lane < D)
+
+
+@implement("store_raw", "cuda")
+def store_raw(raw: Tensor, values: Tensor, slots: Tensor) -> None:
+    if slots.numel():
+        dim = values.shape[2]
+        block = min(ELEMENTS, triton.next_power_of_2(dim))
+        _store_raw[(slots.numel(), triton.cdiv(dim, block))](
+            raw, values.contiguous(), slots.contiguous(), dim, BLOCK=block, num_warps=2
+        )
+
+
+@triton.jit
+def _compress(
+    cache, raw, bias, weight, table, windows, write_slots, raw_slots, eps, C, D, RATIO,
+    SPAN: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    cell = tl.program_id(0).to(tl.int64)
+    window = tl.load(windows + cell)
+    if window >= 0:
+        d = tl.arange(0, BLOCK)
+        inside = (d < D)[None, :]
+        high = tl.full((BLOCK,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK,), tl.float32)
+        mixed = tl.zeros((BLOCK,), tl.float32)
+        for at in range(0, SPAN, STEP):
+            nth = at + tl.arange(0, STEP)
+            slot = tl.load(raw_slots + cell * SPAN + nth, mask=nth < SPAN, other=-1)
+            live = (slot >= 0)[:, None]
+            # Channels of an earlier window come first, where there are two for each element.
+            channel = tl.where(nth >= RATIO, C - D, 0)[:, None] + d[None, :]
+            line = raw + slot.to(tl.int64)[:, None] * (2 * C) + channel
+            kv = tl.load(line, mask=live & inside, other=0)
+            gate = tl.load(line + C, mask=live & inside, other=0)
+            own = bias + (nth % RATIO)[:, None] * C + channel
+            gate += tl.load(own, mask=live & inside, other=0)
+            gate = tl.where(live, gate, float("-inf"))
+            highest = tl.maximum(high, tl.max(gate, 0))
+            shift = tl.where(highest == float("-inf"), 0.0, highest)
+            share = tl.exp(gate - shift[None, :])
+            decay = tl.exp(high - shift)
+            total = total * decay + tl.sum(share, 0)
+            mixed = mixed * decay + tl.sum(share * kv, 0)
+            high = highest
+        mixed = tl.where(d < D, mixed / total, 0.0)
+        mixed = mixed * (1 / tl.sqrt(tl.sum(mixed * mixed, 0) / D + eps))
+        mixed = mixed * tl.load(weight + d, mask=d < D, other=0).to(tl.float32)
+        first, second = tl.split(tl.reshape(mixed, (BLOCK // 2, 2)))
+        pair = tl.arange(0, BLOCK // 2)
+        angles = table + (window * RATIO).to(tl.int64) * ROPE
+        low, turned = turn_tail(first, second, angles, pair, D, 1.0, ROPE)
+        entry = tl.join(low, turned).to(cache.dtype.element_ty)
+        lane = 2 * pair[:, None] + tl.arange(0, 2)[None, :]
+        target = cache + tl.load(write_slots + cell) * D + lane
+        tl.store(target, entry, mask=lane < D)
+
+
+@implement("compress", "cuda")
+def compress(
+    cache: Tensor,
+    raw: Tensor,
+    bias: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    rope_table: Tensor,
+    windows: Tensor,
+    write_slots: Tensor,
+    raw_slots: Tensor,
+) -> None:
+    (ratio, channels), (dim,), span = bias.shape, norm_weight.shape, raw_slots.shape[2]
+    if raw.dtype != torch.float32 or dim % 2:
+        args = (cache, raw, bias, norm_weight, eps, rope_table, windows, write_slots, raw_slots)
+        SPECIFICATIONS["compress"](*args)
+    elif windows.numel():
+        block = triton.next_power_of_2(dim)
+        _compress[(windows.numel(),)](
+            cache, raw, bias, norm_weight, rope_table, windows.contiguous(),
+            write_slots.contiguous(), raw_slots.contiguous(), eps, channels, dim, ratio,
+            SPAN=span, ROPE=rope_table.shape[1], BLOCK=block,
+            STEP=min(STEP, triton.next_power_of_2(span)),
+            num_warps=min(8, max(1, block // 128)),
+        )  # fmt: skip

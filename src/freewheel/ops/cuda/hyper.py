@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hyper-connections in two launches before a layer and one behind it.
+
+The first takes a slice of all streams' elements a program, so that many programs read the weights
+at once; the second adds the slices up in ascending order, and one of its programs balances a
+token's whole mix. Slices are `SLICE` elements: a sum's order depends on the model alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from freewheel.ops.registry import SPECIFICATIONS, implement
+
+SLICE, TOKENS = 256, 4
+"""Elements and tokens of one program that multiplies."""
+
+ELEMENTS = 1024
+"""Elements of a stream that one program mixes."""
+
+
+@triton.jit
+def _slice_logits(
+    streams, weight, part_out, size_out, n, SIZE, M,
+    TOKENS: tl.constexpr, SLICE: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Of a slice: products with every row of `weight` [M, SIZE], and the sum of squares."""
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    lane, m = part * SLICE + tl.arange(0, SLICE), tl.arange(0, BLOCK_M)
+    inside = lane < SIZE
+    own = weight + m[:, None] * SIZE + lane[None, :]
+    rows = tl.load(own, mask=(m < M)[:, None] & inside[None, :], other=0)  # [M, SLICE]
+    for index in range(TOKENS):
+        token = (tl.program_id(0) * TOKENS + index).to(tl.int64)
+        there = inside & (token < n)
+        value = tl.load(streams + token * SIZE + lane, mask=there, other=0).to(tl.float32)
+        product = tl.sum(rows * value[None, :], 1)
+        cell = token * parts + part
+        tl.store(part_out + cell * M + m, product, mask=(m < M) & (token < n))
+        tl.store(size_out + cell, tl.sum(value * value, 0), mask=token < n)
+
+
+@triton.jit
+def _inverse_size(sizes, token, parts, SIZE, eps, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)
+    square = tl.sum(tl.load(sizes + token * parts + part, mask=part < parts, other=0), 0)
+    return 1 / tl.sqrt(square / SIZE + eps)
+
+
+@triton.jit
+def _logits(
+    part_in, token, parts, first, count, M, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """float32 [BLOCK]: `count` logits of a token from the `first` on, 0 behind."""
+    part, m = tl.arange(0, PARTS), tl.arange(0, BLOCK)
+    own = part_in + (token * parts + part)[:, None] * M + first + m[None, :]
+    return tl.sum(tl.load(own, mask=(part < parts)[:, None] & (m < count)[None, :], other=0), 0)
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def _collapse(
+    streams, share, token, out, D, N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Store this program's piece of the streams [N, D] summed with share [BLOCK_N]."""
+    d, nth = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for j in tl.static_range(N):
+        value = tl.load(streams + (token * N + j) * D + d, mask=d < D, other=0).to(tl.float32)
+        total += tl.sum(tl.where(nth == j, share, 0.0), 0) * value
+    tl.store(out + token * D + d, total.to(out.dtype.element_ty), mask=d < D)
+
+
+@triton.jit
+def _open(
+    streams, part_in, size_in, base, scale, out, post_out, mix_out, norm_eps, eps, parts, D,
+    N: tl.constexpr, ITERATIONS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    nth = tl.arange(0, BLOCK_N)
+    real = nth < N
+    M: tl.constexpr = (2 + N) * N
+    inverse = _inverse_size(size_in, token, parts, N * D, norm_eps, PARTS)
+    pre = _logits(part_in, token, parts, 0, N, M, PARTS, BLOCK_N) * inverse
+    pre = pre * tl.load(scale) + tl.load(base + nth, mask=real, other=0)
+    _collapse(streams, _sigmoid(pre) + eps, token, out, D, N, BLOCK_N, BLOCK)
+    if tl.program_id(1) == 0:
+        post = _logits(part_in, token, parts, N, N, M, PARTS, BLOCK_N) * inverse
+        post = post * tl.load(scale + 1) + tl.load(base + N + nth, mask=real, other=0)
+        tl.store(post_out + token * N + nth, 2 * _sigmoid(post), mask=real)
+        # Of the mix [N, N], row by row, as one vector and then as a matrix.
+        cell = tl.arange(0, BLOCK_N * BLOCK_N)
+        row, column = cell // BLOCK_N, cell % BLOCK_N
+        there = (row < N) & (column < N)
+        place = 2 * N + row * N + column
+        part = tl.arange(0, PARTS)
+        own = part_in + (token * parts + part)[:, None] * M + place[None, :]
+        mask = (part < parts)[:, None] & there[None, :]
+        mix = tl.sum(tl.load(own, mask=mask, other=0), 0) * inverse
+        mix = mix * tl.load(scale + 2) + tl.load(base + place, mask=there, other=0)
+        mix = tl.reshape(tl.where(there, mix, float("-inf")), (BLOCK_N, BLOCK_N))
+        both = real[:, None] & real[None, :]
+        high = tl.max(mix, 1)
+        mix = tl.exp(mix - tl.where(real, high, 0.0)[:, None])
+        mix = mix / tl.where(real, tl.sum(mix, 1), 1.0)[:, None]
+        mix = tl.where(both, mix + eps, 0.0)
+        mix = mix / (tl.sum(mix, 0) + eps)[None, :]
+        for _ in range(ITERATIONS - 1):
+            mix = mix / (tl.sum(mix, 1) + eps)[:, None]
+            mix = mix / (tl.sum(mix, 0) + eps)[None, :]
+        target = mix_out + token * N * N + nth[:, None] * N + nth[None, :]
+        tl.store(target, mix, mask=both)
+
+
+@triton.jit
+def _collapse_head(
+    streams, part_in, size_in, base, scale, out, norm_eps, eps, parts, D,
+    N: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    nth = tl.arange(0, BLOCK_N)
+    inverse = _inverse_size(size_in, token, parts, N * D, norm_eps, PARTS)
+    pre = _logits(part_in, token, parts, 0, N, N, PARTS, BLOCK_N) * inverse
+    pre = pre * tl.load(scale) + tl.load(base + nth, mask=nth < N, other=0)
+    _collapse(streams, _sigmoid(pre) + eps, token, out, D, N, BLOCK_N, BLOCK)
+
+
+@triton.jit
+def _close(y, streams, post, mix, out, D, N: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    own = streams + token * N * D + d
+    added = tl.load(y + token * D + d, mask=d < D, other=0).to(tl.float32)
+    for k in tl.static_range(N):
+        total = tl.load(post + token * N + k) * added
+        for j in tl.static_range(N):
+            value = tl.load(own + j * D, mask=d < D, other=0).to(tl.float32)
+            total += tl.load(mix + (token * N + j) * N + k) * value
+        target = out + (token * N + k) * D + d
+        tl.store(target, total.to(out.dtype.element_ty), mask=d < D)
+
+
+def _slices(streams: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Of contiguous streams [..., N, D], n of them: products float32 [n, P, M], squares [n, P]."""
+    size = streams.shape[-2] * streams.shape[-1]
+    rows, n, parts = weight.shape[0], streams.numel() // size, triton.cdiv(size, SLICE)
+    products = torch.empty((n, parts, rows), dtype=torch.float32, device=streams.device)
+    squares = torch.empty((n, parts), dtype=torch.float32, device=streams.device)
+    _slice_logits[(triton.cdiv(n, TOKENS), parts)](
+        streams, weight, products, squares, n, size, rows,
+        TOKENS=TOKENS, SLICE=SLICE, BLOCK_M=triton.next_power_of_2(rows), num_warps=4,
+    )  # fmt: skip
+    return products, squares
+
+
+def _pieces(streams: Tensor) -> tuple[tuple[int, int], int]:
+    """Grid over tokens and pieces of D, and the elements of a piece."""
+    count, dim = streams.shape[-2:]
+    block = min(ELEMENTS, triton.next_power_of_2(dim))
+    return (streams.numel() // (count * dim), triton.cdiv(dim, block)), block
+
+
+@implement("hyper_open", "cuda")
+def hyper_open(
+    streams: Tensor,
+    weight: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm_eps: float,
+    eps: float,
+    iterations: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if weight.dtype != torch.float32 or streams.dtype == torch.float64:
+        args = (streams, weight, base, scale, norm_eps, eps, iterations)
+        return SPECIFICATIONS["hyper_open"](*args)
+    streams, lead, (count, dim) = streams.contiguous(), streams.shape[:-2], streams.shape[-2:]
+    x = streams.new_empty((*lead, dim))
+    post = weight.new_empty((*lead, count))
+    mix = weight.new_empty((*lead, count, count))
+    if streams.numel():
+        products, squares = _slices(streams, weight)
+        grid, block = _pieces(streams)
+        parts = squares.shape[1]
+        _open[grid](
+            streams, products, squares, base, scale, x, post, mix, norm_eps, eps, parts, dim,
+            N=count, ITERATIONS=iterations, PARTS=triton.next_power_of_2(parts),
+            BLOCK_N=triton.next_power_of_2(count), BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return x, post, mix
+
+
+@implement("hyper_close", "cuda")
+def hyper_close(y: Tensor, streams: Tensor, post: Tensor, mix: Tensor) -> Tensor:
+    if post.dtype != torch.float32 or streams.dtype == torch.float64:
+        return SPECIFICATIONS["hyper_close"](y, streams, post, mix)
+    y, streams = y.contiguous(), streams.contiguous()
+    out, (count, dim) = torch.empty_like(streams), streams.shape[-2:]
+    if streams.numel():
+        grid, block = _pieces(streams)
+        _close[grid](
+            y, streams, post.contiguous(), mix.contiguous(), out, dim,
+            N=count, BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@implement("hyper_collapse", "cuda")
+def hyper_collapse(
+    streams: Tensor, weight: Tensor, base: Tensor, scale: Tensor, norm_eps: float, eps: float
+) -> Tensor:
+    if weight.dtype != torch.float32 or streams.dtype == torch.float64:
+        return SPECIFICATIONS["hyper_collapse"](streams, weight, base, scale, norm_eps, eps)
+    streams, (count, dim) = streams.contiguous(), streams.shape[-2:]
+    x = streams.new_empty((*streams.shape[:-2], dim))
+    if streams.numel():
+        products, squares = _slices(streams, weight)
+        grid, block = _pieces(streams)
+        parts = squares.shape[1]
+        _collapse_head[grid](
+            streams, products, squares, base, scale, x, norm_eps, eps, parts, dim,
+            N=count, PARTS=triton.next_power_of_2(parts),
+            BLOCK_N=triton.next_power_of_2(count), BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return x

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention with sinks over two lists of rows, split over lanes as sparse MLA is.
+
+A part is `PART` lanes of one list, the window's parts before the entries'; they are joined in this
+order, and the sink with them. So the order of a sum depends on the number of lanes alone. A part
+without a live lane reads nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from freewheel.ops.registry import SPECIFICATIONS, implement
+
+PART = 64
+"""Lanes of one part. There are few: a window and what was picked."""
+
+STEP, WARPS, STAGES = 32, 4, 2
+
+HEADS = 16
+"""Heads of one program: the height of a matrix tile."""
+
+SCRATCH = 1 << 24
+"""Floats of unjoined parts held at once; wider rectangles go through in pieces of whole queries."""
+
+
+@triton.jit(do_not_specialize=["K", "E", "key_parts"])
+def _attend_part(
+    query, keys, slots, entries, entry_slots, part_out, high_out, total_out, scale, K, E,
+    key_parts, H,
+    DIM: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr,
+    HEADS: tl.constexpr,
+):  # fmt: skip
+    n, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    h = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
+    real = h < H
+    cell = (n * parts + part) * H + h
+    cache, lanes, left = keys, slots + n * K + part * PART, K - part * PART
+    if part >= key_parts:
+        first = (part - key_parts) * PART
+        cache, lanes, left = entries, entry_slots + n * E + first, E - first
+    every = tl.arange(0, PART)
+    live = tl.load(lanes + every, mask=every < left, other=-1) >= 0
+    if tl.sum(live.to(tl.int32), 0) == 0:
+        tl.store(high_out + cell, float("-inf"), mask=real)
+        tl.store(total_out + cell, 0.0, mask=real)
+    else:
+        d = tl.arange(0, BLOCK)
+        inside = (d < DIM)[None, :]
+        own = query + (n * H + h)[:, None] * DIM + d[None, :]
+        q = tl.load(own, mask=real[:, None] & inside, other=0)
+        high = tl.full((HEADS,), float("-inf"), tl.float32)
+        total = tl.zeros((HEADS,), tl.float32)
+        mixed = tl.zeros((HEADS, BLOCK), tl.float32)
+        for at in range(0, PART, STEP):
+            lane = at + tl.arange(0, STEP)
+            slot = tl.load(lanes + lane, mask=lane < left, other=-1)
+            seen = slot >= 0
+            line = cache + slot.to(tl.int64)[:, None] * DIM + d[None, :]
+            key = tl.load(line, mask=seen[:, None] & inside, other=0)
+            score = tl.dot(q, tl.trans(key), input_precision="ieee")  # [HEADS, STEP]
+            score = tl.where(seen[None, :], score * scale, float("-inf"))
+            highest = tl.maximum(high, tl.max(score, 1))
+            shift = tl.where(highest == float("-inf"), 0.0, highest)
+            weight = tl.exp(score - shift[:, None])
+            decay = tl.exp(high - shift)
+            total = total * decay + tl.sum(weight, 1)
+            mixed = mixed * decay[:, None]
+            mixed += tl.dot(weight.to(key.dtype), key, input_precision="ieee")
+            high = highest
+        tl.store(high_out + cell, high, mask=real)
+        tl.store(total_out + cell, total, mask=real)
+        target = part_out + cell[:, None] * DIM + d[None, :]
+        tl.store(target, mixed, mask=real[:, None] & inside)
+
+
+@triton.jit
+def _join_parts(
+    part_in, high_in, total_in, sinks, out, parts, H,
+    DIM: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    n, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    first = n * parts * H + h
+    every = tl.arange(0, PARTS)
+    highs = tl.load(high_in + first + every * H, mask=every < parts, other=float("-inf"))
+    totals = tl.load(total_in + first + every * H, mask=every < parts, other=0)
+    sink = tl.load(sinks + h)
+    shift = tl.maximum(tl.max(highs, 0), sink)  # finite: sinks are
+    total = tl.sum(totals * tl.exp(highs - shift), 0) + tl.exp(sink - shift)
+    mixed = tl.zeros((BLOCK,), tl.float32)
+    for part in range(parts):
+        cell = first + part * H
+        width = tl.where(tl.load(total_in + cell) == 0, 0, DIM)  # 0: it was never written
+        value = tl.load(part_in + cell * DIM + d, mask=d < width, other=0)
+        mixed += value * tl.exp(tl.load(high_in + cell) - shift)
+    tl.store(out + (n * H + h) * DIM + d, (mixed / total).to(out.dtype.element_ty), mask=d < DIM)
+
+
+@implement("sink_attention", "cuda")
+def sink_attention(
+    query: Tensor,
+    keys: Tensor,
+    slots: Tensor,
+    entries: Tensor,
+    entry_slots: Tensor,
+    sinks: Tensor,
+    scale: float,
+) -> Tensor:
+    if query.dtype == torch.float64 or not query.dtype == keys.dtype == entries.dtype:
+        args = (query, keys, slots, entries, entry_slots, sinks, scale)
+        return SPECIFICATIONS["sink_attention"](*args)
+    queries, flat = query.flatten(0, 1).contiguous(), slots.flatten(0, 1).contiguous()
+    picks = entry_slots.flatten(0, 1).contiguous()
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    whole = out.flatten(0, 1)
+    (count, heads, dim), lanes = queries.shape, (flat.shape[1], picks.shape[1])
+    parts = sum(triton.cdiv(n, PART) for n in lanes)
+    step = max(1, SCRATCH // max(1, parts * heads * dim))
+    for at in range(0, count, step):
+        piece = slice(at, at + step)
+        _attend(
+            queries[piece], keys, flat[piece], entries, picks[piece], sinks, whole[piece], scale
+        )
+    return out
+
+
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    slots: Tensor,
+    entries: Tensor,
+    entry_slots: Tensor,
+    sinks: Tensor,
+    out: Tensor,
+    scale: float,
+) -> None:
+    """query [N, H, D], slots [N, K], entry_slots [N, E] -> out [N, H, D]"""
+    (count, heads, dim), (width, more) = query.shape, (slots.shape[1], entry_slots.shape[1])
+    key_parts = triton.cdiv(width, PART)
+    parts = key_parts + triton.cdiv(more, PART)
+    mixed = torch.empty((count, parts, heads, dim), dtype=torch.float32, device=out.device)
+    high, total = torch.empty((2, count, parts, heads), dtype=torch.float32, device=out.device)
+    block = max(16, triton.next_power_of_2(dim))
+    _attend_part[(count, parts, triton.cdiv(heads, HEADS))](
+        query, keys, slots, entries, entry_slots, mixed, high, total, scale, width, more,
+        key_parts, heads, DIM=dim, BLOCK=block, PART=PART,
+        STEP=STEP if query.dtype == torch.bfloat16 else 16, HEADS=HEADS,
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    piece = min(128, block)
+    _join_parts[(count, heads, triton.cdiv(dim, piece))](
+        mixed, high, total, sinks, out, parts, heads,
+        DIM=dim, PARTS=triton.next_power_of_2(max(1, parts)), BLOCK=piece, num_warps=1,
+    )  # fmt: skip
