@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from stream_floor import stream_floor
 from torch import Tensor
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
@@ -33,14 +35,19 @@ from freewheel.nn.source import held_tensors
 from freewheel.ops import load_kernels
 from freewheel.runtime import Executor, Sizes
 from freewheel.spec import StepPlan, StepShape
+from freewheel.spec.cache import CacheGroup
+from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.model import DsaSpec
-from freewheel.spec.model_config import read_dsa
+from freewheel.spec.model_config import read_model_spec
 
-PAGE, HEADROOM = 64, 512
+PAGES, HEADROOM = {DsaSpec: 64, CompressedSpec: 256}, 512
 BANDWIDTH = 4.3e12
 """Bytes a second that a large device-to-device copy moves on an H200, reads and writes counted."""
 
-EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
+EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
+
+
+Spec = DsaSpec | CompressedSpec
 
 
 class DummySource:
@@ -57,18 +64,21 @@ class DummySource:
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         if not name.endswith(EXPERTS):
             return self._draw(name, shape, dtype)
-        key = int(name.split(".")[2]) % self._distinct, name.rpartition(".")[2]
+        layer = int(re.findall(r"\.(\d+)\.", name)[0])
+        key = layer % self._distinct, name.rpartition(".")[2]
         if key not in self._experts:
             self._experts[key] = self._draw(name, shape, dtype)
         return self._experts[key]
 
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
+        """Each row's ids differ, as the experts of a token do."""
         del name
-        return torch.randint(below, shape, dtype=torch.int32, device=self.device)
+        order = torch.rand((shape[0], below), device=self.device).argsort(-1)
+        return order[:, : shape[1]].int().contiguous()
 
     def _draw(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
         values = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", ".gate.bias")):
             return values.zero_()  # tokens spread evenly over the experts
         if len(shape) > 1:
             return values.normal_(0, shape[-1] ** -0.5)
@@ -98,7 +108,8 @@ def main() -> int:
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     load_kernels("cuda")
-    spec = read_dsa(json.loads(Path(options.config).read_text()), None)
+    spec = read_model_spec(json.loads(Path(options.config).read_text()))
+    assert isinstance(spec, (DsaSpec, CompressedSpec))
     if options.layers:
         spec = _shortened(spec, options.layers)
     batches = [int(b) for b in options.batch.split(",")]
@@ -123,8 +134,16 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _shortened(spec: DsaSpec, layers: int) -> DsaSpec:
+def _shortened(spec: Spec, layers: int) -> Spec:
     """The first `layers` layers, and the multi-token-prediction layer behind them."""
+    if isinstance(spec, CompressedSpec):
+        return replace(
+            spec,
+            layers=layers,
+            kinds=spec.kinds[:layers],
+            moe=replace(spec.moe, hashed=spec.moe.hashed[:layers]),
+            mtp=None if spec.mtp is None else replace(spec.mtp, layer=layers),
+        )
     full = spec.indexer.full_layers[:layers]
     return replace(
         spec,
@@ -135,35 +154,43 @@ def _shortened(spec: DsaSpec, layers: int) -> DsaSpec:
     )
 
 
-def _build(spec: DsaSpec, cases: list[Case], distinct: int) -> Executor:
+def _build(spec: Spec, cases: list[Case], distinct: int) -> Executor:
     """An executor whose rows stand at `context` tokens, over caches of random numbers."""
     width = max(case.context for case in cases) + HEADROOM
     batch = max(case.batch for case in cases)
     model, head = load_model(spec, DummySource(distinct), positions=width)
     assert head is not None
-    groups = model.cache_groups(PAGE, "bfloat16")
-    columns = groups[0].pages_for(width)
-    sizes = Sizes(batch + 1, width, (batch * columns + 1,))
+    groups = model.cache_groups(PAGES[type(spec)], "bfloat16")
+    pages = tuple(batch * group.pages_for(width) + 1 for group in groups)
     executor = Executor(
         model,
         ChainDrafter(head),
         held_tensors(model, head),
         groups,
-        sizes,
+        Sizes(batch + 1, width, pages),
         tuple(case.shape for case in cases),
         device="cuda",
         graph="cuda",
         run_ahead=2,
         guard=False,
     )
-    state = executor.state
-    for field in groups[0].fields:
-        executor.arena[f"cache.{groups[0].name}.{field.name}"].normal_()
-    pages = torch.arange(1, batch * columns + 1, dtype=torch.int32, device="cuda")
-    order = torch.randperm(batch * columns, device="cuda")
-    state.page_tables[0, 1:, :columns] = pages[order].view(batch, columns)
-    state.tokens[1:].random_(0, spec.vocab_size)
+    for index, group in enumerate(groups):
+        _fill(executor, index, group)
+    executor.state.tokens[1:].random_(0, spec.vocab_size)
     return executor
+
+
+def _fill(executor: Executor, index: int, group: CacheGroup) -> None:
+    """Random numbers in the group's caches, random pages in its table: every row owns its own.
+
+    A group that keeps only the latest tokens keeps them all here.
+    """
+    state = executor.state
+    for field in group.fields:
+        executor.arena[f"cache.{group.name}.{field.name}"].normal_()
+    rows, columns = state.page_tables.shape[1] - 1, state.columns[index]
+    order = torch.randperm(rows * columns, device="cuda") + 1
+    state.page_tables[index, 1:, :columns] = order.view(rows, columns).int()
 
 
 def _rewind(executor: Executor, case: Case) -> None:
@@ -176,7 +203,7 @@ def _rewind(executor: Executor, case: Case) -> None:
     torch.cuda.synchronize()
 
 
-def _line(spec: DsaSpec, case: Case, executor: Executor, log: object, name: str) -> str:
+def _line(spec: Spec, case: Case, executor: Executor, log: object, name: str) -> str:
     shape = case.shape
     begin = time.perf_counter()
     executor.capture([shape], lambda _: None)
@@ -249,8 +276,10 @@ def _profile(executor: Executor, shape: StepShape, log: object, title: str) -> t
     return len(kernels) / rounds, sum(k.device_time_total for k in kernels) / rounds
 
 
-def _floor_bytes(spec: DsaSpec, case: Case) -> float:
+def _floor_bytes(spec: Spec, case: Case) -> float:
     """Bytes of weights and caches that one round reads at the least, in bfloat16."""
+    if isinstance(spec, CompressedSpec):
+        return stream_floor(spec, case.batch, case.context, case.depth)
     width = case.shape.width
     layers = sum(_layer_bytes(spec, case, sparse, width) for sparse in spec.sparse_layers)
     draft = _layer_bytes(spec, case, True, width) + 4 * spec.hidden_size**2
