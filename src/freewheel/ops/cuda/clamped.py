@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from freewheel.ops.cuda.experts import mix_experts
+from freewheel.ops.cuda.experts import PAIRS, TILES, _down, _sort_pairs, _sum_choices
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 
@@ -99,16 +99,21 @@ def route_by_token(
 
 
 @triton.jit
+def _clamp_mul(gate, up, limit):
+    """silu(min(gate, limit)) * clamp(up, -limit, limit); NaN stays."""
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    return gate / (1 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def _clamped_silu_mul(gate_up, out, total, INNER, limit, BLOCK: tl.constexpr):
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = lane < total
     source = gate_up + (lane // INNER) * 2 * INNER + lane % INNER
     gate = tl.load(source, mask=live, other=0).to(tl.float32)
     up = tl.load(source + INNER, mask=live, other=0).to(tl.float32)
-    gate = tl.where(gate > limit, limit, gate)
-    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
-    value = gate / (1 + tl.exp(-gate)) * up
-    tl.store(out + lane, value.to(out.dtype.element_ty), mask=live)
+    tl.store(out + lane, _clamp_mul(gate, up, limit).to(out.dtype.element_ty), mask=live)
 
 
 @implement("clamped_silu_mul", "cuda")
@@ -125,10 +130,65 @@ def clamped_silu_mul(gate_up: Tensor, limit: float) -> Tensor:
     return out
 
 
+@triton.jit
+def _clamped_gate_up(
+    x, weight, order, starts, counts, inner, TOP_K, H, INNER, limit,
+    PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """As the gate and up projections of `grouped_experts`, with the halves clamped."""
+    expert, tile = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    count = tl.load(counts + expert)
+    if tile * PAIRS < count:
+        lane = tile * PAIRS + tl.arange(0, PAIRS)
+        live = lane < count
+        place = (tl.load(starts + expert) + lane).to(tl.int64)
+        token = (tl.load(order + place, mask=live, other=0) // TOP_K).to(tl.int64)
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        k = tl.arange(0, BLOCK_K)
+        source = x + token[:, None] * H + k[None, :]
+        gates = weight + expert * 2 * INNER * H + n[None, :] * H + k[:, None]
+        ups = gates + INNER * H
+        gate = tl.zeros((PAIRS, BLOCK_N), tl.float32)
+        up = tl.zeros((PAIRS, BLOCK_N), tl.float32)
+        for at in range(0, H, BLOCK_K):
+            inside = at + k < H
+            there = inside[:, None] & (n < INNER)[None, :]
+            part = tl.load(source + at, mask=live[:, None] & inside[None, :], other=0)
+            gate = tl.dot(part, tl.load(gates + at, mask=there, other=0), gate, "ieee")
+            up = tl.dot(part, tl.load(ups + at, mask=there, other=0), up, "ieee")
+        value = _clamp_mul(gate, up, limit).to(inner.dtype.element_ty)
+        target = inner + place[:, None] * INNER + n[None, :]
+        tl.store(target, value, mask=live[:, None] & (n < INNER)[None, :])
+
+
 @implement("clamped_experts", "cuda")
 def clamped_experts(
     x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, limit: float
 ) -> Tensor:
     if x.dtype == torch.float64 or x.dtype != gate_up.dtype:
         return SPECIFICATIONS["clamped_experts"](x, gate_up, down, ids, weights, limit)
-    return mix_experts(x, gate_up, down, ids, weights, limit)
+    (experts, hidden, width), top_k = down.shape, ids.shape[-1]
+    x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
+    out, pairs, tokens = torch.empty_like(x), ids.numel(), ids.numel() // top_k
+    if not pairs:
+        return out
+    order = torch.empty((pairs,), dtype=torch.int32, device=x.device)
+    starts, counts = torch.empty((2, experts), dtype=torch.int32, device=x.device)
+    inner = x.new_empty((pairs, width))
+    parts = torch.empty((pairs, hidden), dtype=torch.float32, device=x.device)
+    block = min(1024, triton.next_power_of_2(pairs))
+    _sort_pairs[(experts,)](ids, order, starts, counts, pairs, BLOCK=block, num_warps=1)
+    tiles = triton.cdiv(tokens, PAIRS)  # of an expert, at most: a token chooses it once
+    up, low = TILES[x.dtype]
+    _clamped_gate_up[(triton.cdiv(width, up.outputs), experts, tiles)](
+        x, gate_up, order, starts, counts, inner, top_k, hidden, width, limit,
+        PAIRS=PAIRS, BLOCK_N=up.outputs, BLOCK_K=up.inputs,
+        num_warps=up.warps, num_stages=up.stages,
+    )  # fmt: skip
+    _down[(triton.cdiv(hidden, low.outputs), experts, tiles)](
+        inner, down, order, starts, counts, weights, parts, hidden, width,
+        PAIRS=PAIRS, BLOCK_N=low.outputs, BLOCK_K=low.inputs,
+        num_warps=low.warps, num_stages=low.stages,
+    )  # fmt: skip
+    _sum_choices[(tokens, triton.cdiv(hidden, 1024))](parts, out, hidden, TOP_K=top_k, BLOCK=1024)
+    return out

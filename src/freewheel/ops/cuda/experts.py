@@ -128,8 +128,8 @@ def _sort_pairs(ids, order, starts, counts, pairs, BLOCK: tl.constexpr):
 
 @triton.jit
 def _gate_up(
-    x, weight, order, starts, counts, inner, TOP_K, H, INNER, limit,
-    PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CLAMP: tl.constexpr,
+    x, weight, order, starts, counts, inner, TOP_K, H, INNER,
+    PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     expert, tile = tl.program_id(1).to(tl.int64), tl.program_id(2)
     count = tl.load(counts + expert)
@@ -151,9 +151,6 @@ def _gate_up(
             part = tl.load(source + at, mask=live[:, None] & inside[None, :], other=0)
             gate = tl.dot(part, tl.load(gates + at, mask=there, other=0), gate, "ieee")
             up = tl.dot(part, tl.load(ups + at, mask=there, other=0), up, "ieee")
-        if CLAMP:
-            gate = tl.where(gate > limit, limit, gate)
-            up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
         value = gate / (1 + tl.exp(-gate)) * up
         target = inner + place[:, None] * INNER + n[None, :]
         tl.store(
@@ -204,13 +201,6 @@ def grouped_experts(
 ) -> Tensor:
     if x.dtype == torch.float64 or x.dtype != gate_up.dtype:
         return SPECIFICATIONS["grouped_experts"](x, gate_up, down, ids, weights)
-    return mix_experts(x, gate_up, down, ids, weights, None)
-
-
-def mix_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor, limit: float | None
-) -> Tensor:
-    """[..., H]: `grouped_experts`, or with a limit `clamped_experts`."""
     (experts, hidden, width), top_k = down.shape, ids.shape[-1]
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
     out, pairs, tokens = torch.empty_like(x), ids.numel(), ids.numel() // top_k
@@ -225,8 +215,8 @@ def mix_experts(
     tiles = triton.cdiv(tokens, PAIRS)  # of an expert, at most: a token chooses it once
     up, low = TILES[x.dtype]
     _gate_up[(triton.cdiv(width, up.outputs), experts, tiles)](
-        x, gate_up, order, starts, counts, inner, top_k, hidden, width, limit or 0.0,
-        PAIRS=PAIRS, BLOCK_N=up.outputs, BLOCK_K=up.inputs, CLAMP=limit is not None,
+        x, gate_up, order, starts, counts, inner, top_k, hidden, width,
+        PAIRS=PAIRS, BLOCK_N=up.outputs, BLOCK_K=up.inputs,
         num_warps=up.warps, num_stages=up.stages,
     )  # fmt: skip
     _down[(triton.cdiv(hidden, low.outputs), experts, tiles)](
