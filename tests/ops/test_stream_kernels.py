@@ -15,6 +15,7 @@ from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 from tests.ops.cases import Sizes, draw, draw_pages, generator, ints, rope_angles
+from tests.ops.step_cases import HEAVY_CASES, STEP_CASES, results
 from tests.ops.stream_cases import STREAM_CASES, distinct
 
 pytest.importorskip("triton")
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 STORES = ("store_key", "store_raw", "compress")
-MATRIX_OPS = ("sink_attention", "clamped_experts")
+MATRIX_OPS = ("sink_attention", "window_attention", "clamped_experts")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
 """Of the largest expected value, or of 1 if that is larger."""
@@ -81,8 +82,36 @@ def test_a_kernel_agrees_with_its_specification(name: str, seed: int, dtype: tor
     check(name, STREAM_CASES[name](name, Sizes(batch, width, seed, dtype)), dtype)
 
 
+@DTYPES
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", sorted(STEP_CASES))
+def test_a_step_agrees_with_its_specification(name: str, seed: int, dtype: torch.dtype) -> None:
+    """bfloat16 is rounded between the ops that a step joins, so the specification is too."""
+    if not HAS_GPU and dtype == torch.bfloat16 and name in MATRIX_OPS:
+        pytest.skip("the interpreter multiplies the bits of bfloat16 matrices")
+    batch, width = [(1, 1), (2, 3), (3, 9), (4, 1), (0, 2), (2, 20)][seed]
+    for cases in (STEP_CASES, HEAVY_CASES):
+        if name in cases:
+            args = cases[name](Sizes(batch, width, seed, dtype))
+            own = tuple(a.to(DEVICE) if isinstance(a, Tensor) else a for a in args)
+            found = results(name, IMPLEMENTATIONS[name, "cuda"], own)
+            wanted = results(name, SPECIFICATIONS[name], args)
+            for one, other in zip(found, wanted, strict=True):
+                assert one.dtype == other.dtype
+                assert_near(one.cpu(), other.double(), dtype)
+
+
+@pytest.mark.parametrize(("streams", "dim"), [(4, 40), (3, 1030)])
+def test_a_layer_is_entered_alike_at_all_widths(streams: int, dim: int) -> None:
+    rows, size = (2 + streams) * streams, streams * dim
+    x, weight = draw(1, 1, 5, streams, dim) * 3, draw(2, rows, size) / size**0.5 * 2
+    args = (x, weight, draw(3, rows), ints(1, 2, 3).float(), 1e-6, 1e-6, 20, draw(4, dim), 1e-5)
+    check("hyper_enter", args)
+
+
 def test_every_op_of_the_family_has_a_kernel() -> None:
-    assert {name for name in STREAM_CASES if (name, "cuda") not in IMPLEMENTATIONS} == set()
+    named = STREAM_CASES.keys() | STEP_CASES.keys()
+    assert {name for name in named if (name, "cuda") not in IMPLEMENTATIONS} == set()
 
 
 @pytest.mark.parametrize("name", sorted(STREAM_CASES))

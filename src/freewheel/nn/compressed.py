@@ -50,10 +50,20 @@ class CompressedAttention:
         spec, table = self.spec, self.rope_table
         q_latent = self.q_a_norm(self.q_a(x))  # [B, W, q_lora]
         query = self.q_b(q_latent).unflatten(-1, (spec.heads, spec.head_dim))
-        query = ops.open_query(query, self.query_norm_eps, view.positions, table)
-        keys = self._store_key(x, view, cache)
+        keys = cache.layer(KEY, self.layer)  # [n_pages, page_size, D]
+        query = ops.place_heads(
+            keys,
+            query,
+            self.query_norm_eps,
+            self.kv(x),
+            self.kv_norm.weight,
+            self.kv_norm.eps,
+            view.positions,
+            table,
+            view.write_slots[WINDOW],
+        )
         entries, picks = self._entries(x, q_latent, view, cache, sight)
-        mixed = ops.sink_attention(
+        mixed = ops.window_attention(
             query,
             keys,
             sight.window,
@@ -61,25 +71,12 @@ class CompressedAttention:
             picks,
             self.sinks,
             spec.scale,
-        )
-        mixed = ops.rope_tail(mixed, view.positions, table, True)  # [B, W, heads, head_dim]
+            view.positions,
+            table,
+        )  # [B, W, heads, head_dim]
         grouped = mixed.flatten(2).unflatten(-1, (spec.groups, spec.group_width))
         low = torch.einsum("bwgi,gri->bwgr", grouped, self.group_down)
         return self.output(low.flatten(2))
-
-    def _store_key(self, x: Tensor, view: StepView, cache: CachePool) -> Tensor:
-        """Write the keys of x [B, W, H]; returns the layer's cache [n_pages, page_size, D]."""
-        keys = cache.layer(KEY, self.layer)
-        ops.store_key(
-            keys,
-            self.kv(x),
-            self.kv_norm.weight,
-            self.kv_norm.eps,
-            view.positions,
-            self.rope_table,
-            view.write_slots[WINDOW],
-        )
-        return keys
 
     def _entries(
         self, x: Tensor, q_latent: Tensor, view: StepView, cache: CachePool, sight: Sight

@@ -38,12 +38,13 @@ class Compressor:
 
         Returns the entries' cache [n_pages, page_rows, D].
         """
-        raw = cache.layer(self.raw_field, self.layer)
-        ops.store_raw(raw, self.kv_gate(x), view.write_slots[sight.places.tail])
         entries = cache.layer(self.entry_field, self.layer)
-        ops.compress(
+        ops.store_entries(
             entries,
-            raw,
+            cache.layer(self.raw_field, self.layer),
+            self.kv_gate(x),
+            view.positions,
+            view.write_slots[sight.places.tail],
             self.bias,
             self.norm.weight,
             self.norm.eps,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freewheel import ops
+from freewheel.nn.norm_rope import Norm
 from freewheel.nn.source import WeightSource, wide_dtype
 from freewheel.spec.compressed import CompressedSpec, HyperSpec
 
@@ -22,11 +23,19 @@ class HyperConnection:
     scale: Tensor  # float32 [3]
     norm_eps: float
 
-    def open(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of streams [B, W, N, D]: the input [B, W, D], and the two weights that `close` takes."""
+    def open(self, streams: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
+        """Of streams [B, W, N, D]: the normed input [B, W, D], and the weights `close` takes."""
         own = self.spec
-        x, post, mix = ops.hyper_open(
-            streams, self.weight, self.base, self.scale, self.norm_eps, own.eps, own.iterations
+        x, post, mix = ops.hyper_enter(
+            streams,
+            self.weight,
+            self.base,
+            self.scale,
+            self.norm_eps,
+            own.eps,
+            own.iterations,
+            norm.weight,
+            norm.eps,
         )
         return x, post, mix
 

@@ -38,11 +38,11 @@ class StreamLayer:
 
     def __call__(self, streams: Tensor, view: StepView, cache: CachePool, sight: Sight) -> Tensor:
         """[B, W, N, D] of streams [B, W, N, D]."""
-        x, post, mix = self.attention_hyper.open(streams)
-        y = self.attention(self.attention_norm(x), view, cache, sight)
+        x, post, mix = self.attention_hyper.open(streams, self.attention_norm)
+        y = self.attention(x, view, cache, sight)
         streams = self.attention_hyper.close(y, streams, post, mix)
-        x, post, mix = self.moe_hyper.open(streams)
-        y = self.moe(self.moe_norm(x), view.tokens)
+        x, post, mix = self.moe_hyper.open(streams, self.moe_norm)
+        y = self.moe(x, view.tokens)
         return self.moe_hyper.close(y, streams, post, mix)
 
 

@@ -55,6 +55,7 @@ from freewheel.ops.registry import (
     load_kernels,
 )
 from freewheel.ops.sinks import sink_attention
+from freewheel.ops.steps import hyper_enter, place_heads, store_entries, window_attention
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -71,6 +72,7 @@ __all__ = [
     "grouped_experts",
     "hyper_close",
     "hyper_collapse",
+    "hyper_enter",
     "hyper_open",
     "index_logits",
     "kernels_loaded",
@@ -80,6 +82,7 @@ __all__ = [
     "open_query",
     "open_round",
     "open_step",
+    "place_heads",
     "plan_closings",
     "rms_norm",
     "rope",
@@ -90,12 +93,14 @@ __all__ = [
     "silu_mul",
     "sink_attention",
     "sparse_mla",
+    "store_entries",
     "store_index_key",
     "store_key",
     "store_latent",
     "store_raw",
     "topk_slots",
     "wide_linear",
+    "window_attention",
     "window_slots",
     "write_draft",
 ]

@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faster bodies for one CPU thread. Like kernels, they may read lengths and skip what is dead."""
 
-from freewheel.ops.cpu import attention, cache, choosing, clamped, compressed, dense, hyper, sinks
+from freewheel.ops.cpu import (
+    attention,
+    cache,
+    choosing,
+    clamped,
+    compressed,
+    dense,
+    hyper,
+    sinks,
+    steps,
+)
 
 __all__ = [
     "attention",
@@ -12,4 +22,5 @@ __all__ = [
     "dense",
     "hyper",
     "sinks",
+    "steps",
 ]

@@ -18,17 +18,21 @@ from freewheel.ops.registry import SPECIFICATIONS, implement
 ELEMENTS = 1024
 """Of a raw row that one program copies."""
 
-STEP = 16
+STEP = 8
 """Raw rows mixed at a time, at most."""
 
 
 @triton.jit
-def _store_raw(raw, values, slots, D, BLOCK: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
+def _copy(raw, values, slots, token, D, BLOCK: tl.constexpr):
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(values + token * D + lane, mask=lane < D)
     target = raw + tl.load(slots + token) * D + lane
     tl.store(target, value.to(raw.dtype.element_ty), mask=lane < D)
+
+
+@triton.jit
+def _store_raw(raw, values, slots, D, BLOCK: tl.constexpr):
+    _copy(raw, values, slots, tl.program_id(0).to(tl.int64), D, BLOCK)
 
 
 @implement("store_raw", "cuda")
@@ -42,11 +46,13 @@ def store_raw(raw: Tensor, values: Tensor, slots: Tensor) -> None:
 
 
 @triton.jit
-def _compress(
-    cache, raw, bias, weight, table, windows, write_slots, raw_slots, eps, C, D, RATIO,
-    SPAN: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+def _mix(
+    cache, raw, bias, weight, table, windows, write_slots, raw_slots, values, first_fresh, cell,
+    eps, C, D, RATIO,
+    SPAN: tl.constexpr, ROPE: tl.constexpr, FRESH: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
 ):  # fmt: skip
-    cell = tl.program_id(0).to(tl.int64)
+    """FRESH: rows of positions from `first_fresh` on lie in `values`, one after the other."""
     window = tl.load(windows + cell)
     if window >= 0:
         d = tl.arange(0, BLOCK)
@@ -61,8 +67,17 @@ def _compress(
             # Channels of an earlier window come first, where there are two for each element.
             channel = tl.where(nth >= RATIO, C - D, 0)[:, None] + d[None, :]
             line = raw + slot.to(tl.int64)[:, None] * (2 * C) + channel
-            kv = tl.load(line, mask=live & inside, other=0)
-            gate = tl.load(line + C, mask=live & inside, other=0)
+            if FRESH:
+                ahead = (window + 1) * RATIO - SPAN + nth - first_fresh
+                new = values + ahead.to(tl.int64)[:, None] * (2 * C) + channel
+                fresh = live & (ahead >= 0)[:, None] & inside
+                stored = live & (ahead < 0)[:, None] & inside
+                kv = tl.load(line, mask=stored, other=0) + tl.load(new, mask=fresh, other=0)
+                gate = tl.load(line + C, mask=stored, other=0)
+                gate += tl.load(new + C, mask=fresh, other=0)
+            else:
+                kv = tl.load(line, mask=live & inside, other=0)
+                gate = tl.load(line + C, mask=live & inside, other=0)
             own = bias + (nth % RATIO)[:, None] * C + channel
             gate += tl.load(own, mask=live & inside, other=0)
             gate = tl.where(live, gate, float("-inf"))
@@ -84,6 +99,41 @@ def _compress(
         lane = 2 * pair[:, None] + tl.arange(0, 2)[None, :]
         target = cache + tl.load(write_slots + cell) * D + lane
         tl.store(target, entry, mask=lane < D)
+
+
+@triton.jit
+def _compress(
+    cache, raw, bias, weight, table, windows, write_slots, raw_slots, eps, C, D, RATIO,
+    SPAN: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    _mix(
+        cache, raw, bias, weight, table, windows, write_slots, raw_slots, raw, 0,
+        tl.program_id(0).to(tl.int64), eps, C, D, RATIO, SPAN, ROPE, False, BLOCK, STEP,
+    )  # fmt: skip
+
+
+@triton.jit
+def _store_entries(
+    cache, raw, values, positions, slots, bias, weight, table, windows, write_slots, raw_slots,
+    eps, W, K, cells, C, D, RATIO,
+    SPAN: tl.constexpr, ROPE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+    COPY: tl.constexpr,
+):  # fmt: skip
+    """Programs of windows first, then of pieces of raw rows.
+
+    A window reads what this launch stores from where it comes from: nothing waits for a store.
+    """
+    cell = tl.program_id(0).to(tl.int64)
+    if cell < cells:
+        if tl.program_id(1) == 0:
+            row = cell // K
+            _mix(
+                cache, raw, bias, weight, table, windows, write_slots, raw_slots,
+                values + row * W * 2 * C, tl.load(positions + row * W), cell,
+                eps, C, D, RATIO, SPAN, ROPE, True, BLOCK, STEP,
+            )  # fmt: skip
+    else:
+        _copy(raw, values, slots, cell - cells, 2 * C, COPY)
 
 
 @implement("compress", "cuda")
@@ -108,6 +158,41 @@ def compress(
             cache, raw, bias, norm_weight, rope_table, windows.contiguous(),
             write_slots.contiguous(), raw_slots.contiguous(), eps, channels, dim, ratio,
             SPAN=span, ROPE=rope_table.shape[1], BLOCK=block,
-            STEP=min(STEP, triton.next_power_of_2(span)),
-            num_warps=min(8, max(1, block // 128)),
+            STEP=min(STEP, triton.next_power_of_2(span)), num_warps=_warps(block),
+        )  # fmt: skip
+
+
+def _warps(channels: int) -> int:
+    """So that a channel's rows lie in one thread: four channels each."""
+    return min(8, max(1, channels // 128))
+
+
+@implement("store_entries", "cuda")
+def store_entries(
+    cache: Tensor,
+    raw: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    bias: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    rope_table: Tensor,
+    windows: Tensor,
+    write_slots: Tensor,
+    raw_slots: Tensor,
+) -> None:
+    (ratio, channels), (dim,), span = bias.shape, norm_weight.shape, raw_slots.shape[2]
+    mixed = (bias, norm_weight, eps, rope_table, windows, write_slots, raw_slots)
+    if raw.dtype != torch.float32 or values.dtype != raw.dtype or dim % 2:
+        SPECIFICATIONS["store_entries"](cache, raw, values, positions, slots, *mixed)
+    elif slots.numel():
+        block, (_, width), cells = triton.next_power_of_2(dim), slots.shape, windows.numel()
+        piece = min(ELEMENTS, triton.next_power_of_2(2 * channels))
+        _store_entries[(cells + slots.numel(), triton.cdiv(2 * channels, piece))](
+            cache, raw, values.contiguous(), positions.contiguous(), slots.contiguous(), bias,
+            norm_weight, rope_table, windows.contiguous(), write_slots.contiguous(),
+            raw_slots.contiguous(), eps, width, windows.shape[1], cells, channels, dim, ratio,
+            SPAN=span, ROPE=rope_table.shape[1], BLOCK=block,
+            STEP=min(STEP, triton.next_power_of_2(span)), COPY=piece, num_warps=_warps(block),
         )  # fmt: skip

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.dense import warps_for
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 SLICE, TOKENS = 256, 4
@@ -66,16 +67,62 @@ def _sigmoid(x):
 
 
 @triton.jit
-def _collapse(
-    streams, share, token, out, D, N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr
+def _summed(
+    streams, share, token, d, D, N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Store this program's piece of the streams [N, D] summed with share [BLOCK_N]."""
-    d, nth = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_N)
+    """float32 [BLOCK]: elements d of the streams [N, D], summed with share [BLOCK_N]."""
+    nth = tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK,), tl.float32)
     for j in tl.static_range(N):
         value = tl.load(streams + (token * N + j) * D + d, mask=d < D, other=0).to(tl.float32)
         total += tl.sum(tl.where(nth == j, share, 0.0), 0) * value
+    return total
+
+
+@triton.jit
+def _collapse(
+    streams, share, token, out, D, N: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Store this program's piece of the streams [N, D] summed with share [BLOCK_N]."""
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = _summed(streams, share, token, d, D, N, BLOCK_N, BLOCK)
     tl.store(out + token * D + d, total.to(out.dtype.element_ty), mask=d < D)
+
+
+@triton.jit
+def _store_mix(
+    part_in, inverse, base, scale, token, post_out, mix_out, eps, parts,
+    N: tl.constexpr, ITERATIONS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """A token's post [N], and its mix [N, N], balanced."""
+    M: tl.constexpr = (2 + N) * N
+    nth = tl.arange(0, BLOCK_N)
+    real = nth < N
+    post = _logits(part_in, token, parts, N, N, M, PARTS, BLOCK_N) * inverse
+    post = post * tl.load(scale + 1) + tl.load(base + N + nth, mask=real, other=0)
+    tl.store(post_out + token * N + nth, 2 * _sigmoid(post), mask=real)
+    # Of the mix [N, N], row by row, as one vector and then as a matrix.
+    cell = tl.arange(0, BLOCK_N * BLOCK_N)
+    row, column = cell // BLOCK_N, cell % BLOCK_N
+    there = (row < N) & (column < N)
+    place = 2 * N + row * N + column
+    part = tl.arange(0, PARTS)
+    own = part_in + (token * parts + part)[:, None] * M + place[None, :]
+    mask = (part < parts)[:, None] & there[None, :]
+    mix = tl.sum(tl.load(own, mask=mask, other=0), 0) * inverse
+    mix = mix * tl.load(scale + 2) + tl.load(base + place, mask=there, other=0)
+    mix = tl.reshape(tl.where(there, mix, float("-inf")), (BLOCK_N, BLOCK_N))
+    both = real[:, None] & real[None, :]
+    high = tl.max(mix, 1)
+    mix = tl.exp(mix - tl.where(real, high, 0.0)[:, None])
+    mix = mix / tl.where(real, tl.sum(mix, 1), 1.0)[:, None]
+    mix = tl.where(both, mix + eps, 0.0)
+    mix = mix / (tl.sum(mix, 0) + eps)[None, :]
+    for _ in range(ITERATIONS - 1):
+        mix = mix / (tl.sum(mix, 1) + eps)[:, None]
+        mix = mix / (tl.sum(mix, 0) + eps)[None, :]
+    target = mix_out + token * N * N + nth[:, None] * N + nth[None, :]
+    tl.store(target, mix, mask=both)
 
 
 @triton.jit
@@ -87,37 +134,42 @@ def _open(
     token = tl.program_id(0).to(tl.int64)
     nth = tl.arange(0, BLOCK_N)
     real = nth < N
-    M: tl.constexpr = (2 + N) * N
     inverse = _inverse_size(size_in, token, parts, N * D, norm_eps, PARTS)
-    pre = _logits(part_in, token, parts, 0, N, M, PARTS, BLOCK_N) * inverse
+    pre = _logits(part_in, token, parts, 0, N, (2 + N) * N, PARTS, BLOCK_N) * inverse
     pre = pre * tl.load(scale) + tl.load(base + nth, mask=real, other=0)
     _collapse(streams, _sigmoid(pre) + eps, token, out, D, N, BLOCK_N, BLOCK)
     if tl.program_id(1) == 0:
-        post = _logits(part_in, token, parts, N, N, M, PARTS, BLOCK_N) * inverse
-        post = post * tl.load(scale + 1) + tl.load(base + N + nth, mask=real, other=0)
-        tl.store(post_out + token * N + nth, 2 * _sigmoid(post), mask=real)
-        # Of the mix [N, N], row by row, as one vector and then as a matrix.
-        cell = tl.arange(0, BLOCK_N * BLOCK_N)
-        row, column = cell // BLOCK_N, cell % BLOCK_N
-        there = (row < N) & (column < N)
-        place = 2 * N + row * N + column
-        part = tl.arange(0, PARTS)
-        own = part_in + (token * parts + part)[:, None] * M + place[None, :]
-        mask = (part < parts)[:, None] & there[None, :]
-        mix = tl.sum(tl.load(own, mask=mask, other=0), 0) * inverse
-        mix = mix * tl.load(scale + 2) + tl.load(base + place, mask=there, other=0)
-        mix = tl.reshape(tl.where(there, mix, float("-inf")), (BLOCK_N, BLOCK_N))
-        both = real[:, None] & real[None, :]
-        high = tl.max(mix, 1)
-        mix = tl.exp(mix - tl.where(real, high, 0.0)[:, None])
-        mix = mix / tl.where(real, tl.sum(mix, 1), 1.0)[:, None]
-        mix = tl.where(both, mix + eps, 0.0)
-        mix = mix / (tl.sum(mix, 0) + eps)[None, :]
-        for _ in range(ITERATIONS - 1):
-            mix = mix / (tl.sum(mix, 1) + eps)[:, None]
-            mix = mix / (tl.sum(mix, 0) + eps)[None, :]
-        target = mix_out + token * N * N + nth[:, None] * N + nth[None, :]
-        tl.store(target, mix, mask=both)
+        _store_mix(
+            part_in, inverse, base, scale, token, post_out, mix_out, eps, parts,
+            N, ITERATIONS, PARTS, BLOCK_N,
+        )  # fmt: skip
+
+
+@triton.jit
+def _enter(
+    streams, part_in, size_in, base, scale, weight, out, post_out, mix_out, norm_eps, eps,
+    layer_eps, parts, D,
+    N: tl.constexpr, ITERATIONS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program collapses a token's streams and norms the result; another one balances."""
+    token = tl.program_id(0).to(tl.int64)
+    inverse = _inverse_size(size_in, token, parts, N * D, norm_eps, PARTS)
+    if tl.program_id(1) == 0:
+        nth = tl.arange(0, BLOCK_N)
+        pre = _logits(part_in, token, parts, 0, N, (2 + N) * N, PARTS, BLOCK_N) * inverse
+        pre = pre * tl.load(scale) + tl.load(base + nth, mask=nth < N, other=0)
+        share, d = _sigmoid(pre) + eps, tl.arange(0, BLOCK)
+        total = _summed(streams, share, token, d, D, N, BLOCK_N, BLOCK)
+        x = total.to(out.dtype.element_ty).to(tl.float32)  # as an x of its own would be rounded
+        x = x * (1 / tl.sqrt(tl.sum(x * x, 0) / D + layer_eps))
+        x = x * tl.load(weight + d, mask=d < D, other=0).to(tl.float32)
+        tl.store(out + token * D + d, x.to(out.dtype.element_ty), mask=d < D)
+    else:
+        _store_mix(
+            part_in, inverse, base, scale, token, post_out, mix_out, eps, parts,
+            N, ITERATIONS, PARTS, BLOCK_N,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -193,6 +245,37 @@ def hyper_open(
             streams, products, squares, base, scale, x, post, mix, norm_eps, eps, parts, dim,
             N=count, ITERATIONS=iterations, PARTS=triton.next_power_of_2(parts),
             BLOCK_N=triton.next_power_of_2(count), BLOCK=block, num_warps=4,
+        )  # fmt: skip
+    return x, post, mix
+
+
+@implement("hyper_enter", "cuda")
+def hyper_enter(
+    streams: Tensor,
+    weight: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm_eps: float,
+    eps: float,
+    iterations: int,
+    layer_weight: Tensor,
+    layer_eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if weight.dtype != torch.float32 or streams.dtype == torch.float64:
+        args = (streams, weight, base, scale, norm_eps, eps, iterations, layer_weight, layer_eps)
+        return SPECIFICATIONS["hyper_enter"](*args)
+    streams, lead, (count, dim) = streams.contiguous(), streams.shape[:-2], streams.shape[-2:]
+    x = streams.new_empty((*lead, dim))
+    post = weight.new_empty((*lead, count))
+    mix = weight.new_empty((*lead, count, count))
+    if streams.numel():
+        products, squares = _slices(streams, weight)
+        parts, block = squares.shape[1], triton.next_power_of_2(dim)
+        _enter[(squares.shape[0], 2)](
+            streams, products, squares, base, scale, layer_weight, x, post, mix, norm_eps, eps,
+            layer_eps, parts, dim,
+            N=count, ITERATIONS=iterations, PARTS=triton.next_power_of_2(parts),
+            BLOCK_N=triton.next_power_of_2(count), BLOCK=block, num_warps=warps_for(block),
         )  # fmt: skip
     return x, post, mix
 

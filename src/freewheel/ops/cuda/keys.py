@@ -32,29 +32,49 @@ def turn_tail(first, second, angles, pair, D, sign, SPAN: tl.constexpr):
 
 
 @triton.jit
-def _turn(
-    x, out, weight, positions, table, slots, eps, sign, H, D,
-    SPAN: tl.constexpr, NORM: tl.constexpr, WEIGHTED: tl.constexpr, STORE: tl.constexpr,
-    BLOCK: tl.constexpr,
+def _turn_one(
+    source, target, weight, angles, eps, sign, D,
+    SPAN: tl.constexpr, NORM: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.arange(0, BLOCK)
     lane = 2 * pair[:, None] + tl.arange(0, 2)[None, :]
     inside = lane < D
-    value = tl.load(x + (token * H + head) * D + lane, mask=inside, other=0).to(tl.float32)
+    value = tl.load(source + lane, mask=inside, other=0).to(tl.float32)
     if NORM:
         size = tl.sum(tl.sum(value * value, 1), 0)
         value = value * (1 / tl.sqrt(size / D + eps))
     if WEIGHTED:
         value = value * tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
     first, second = tl.split(value)
-    angles = table + tl.load(positions + token).to(tl.int64) * SPAN
     low, high = turn_tail(first, second, angles, pair, D, sign, SPAN)
-    if STORE:
-        target = out + tl.load(slots + token) * D
+    tl.store(target + lane, tl.join(low, high).to(target.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _turn(
+    x, out, positions, table, eps, sign, H, D,
+    SPAN: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    at = (token * H + tl.program_id(1)) * D
+    angles = table + tl.load(positions + token).to(tl.int64) * SPAN
+    _turn_one(x + at, out + at, x, angles, eps, sign, D, SPAN, NORM, False, BLOCK)
+
+
+@triton.jit
+def _place(
+    query, out, key, cache, weight, positions, table, slots, query_eps, key_eps, H, D,
+    SPAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Heads 0 .. H - 1 of a token's query, and behind them its key."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    angles = table + tl.load(positions + token).to(tl.int64) * SPAN
+    if head < H:
+        at = (token * H + head) * D
+        _turn_one(query + at, out + at, weight, angles, query_eps, 1.0, D, SPAN, True, False, BLOCK)
     else:
-        target = out + (token * H + head) * D
-    tl.store(target + lane, tl.join(low, high).to(out.dtype.element_ty), mask=inside)
+        target = cache + tl.load(slots + token) * D
+        _turn_one(key + token * D, target, weight, angles, key_eps, 1.0, D, SPAN, True, True, BLOCK)
 
 
 def _launch(
@@ -63,8 +83,6 @@ def _launch(
     positions: Tensor,
     rope_table: Tensor,
     *,
-    weight: Tensor | None = None,
-    slots: Tensor | None = None,
     eps: float | None = None,
     sign: float = 1.0,
 ) -> None:
@@ -72,15 +90,13 @@ def _launch(
     block = triton.next_power_of_2(max(2, dim // 2))
     if x.numel():
         _turn[(batch * width, heads)](
-            x, out, x if weight is None else weight, positions.contiguous(), rope_table,
-            positions if slots is None else slots.contiguous(), eps or 0.0, sign, heads, dim,
-            SPAN=span, NORM=eps is not None, WEIGHTED=weight is not None, STORE=slots is not None,
-            BLOCK=block, num_warps=warps_for(2 * block),
+            x, out, positions.contiguous(), rope_table, eps or 0.0, sign, heads, dim,
+            SPAN=span, NORM=eps is not None, BLOCK=block, num_warps=warps_for(2 * block),
         )  # fmt: skip
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether the kernel serves for vectors of this dtype and width."""
+    """Whether the kernels serve for vectors of this dtype and width."""
     return x.dtype != torch.float64 and x.shape[-1] % 2 == 0
 
 
@@ -104,6 +120,33 @@ def open_query(x: Tensor, eps: float, positions: Tensor, rope_table: Tensor) -> 
     return out
 
 
+@implement("place_heads", "cuda")
+def place_heads(
+    cache: Tensor,
+    query: Tensor,
+    query_eps: float,
+    key: Tensor,
+    norm_weight: Tensor,
+    key_eps: float,
+    positions: Tensor,
+    rope_table: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    if not _is_plain(query) or key.dtype == torch.float64:
+        args = (query_eps, key, norm_weight, key_eps, positions, rope_table, slots)
+        return SPECIFICATIONS["place_heads"](cache, query, *args)
+    query, key = query.contiguous(), key.contiguous()
+    (batch, width, heads, dim), out = query.shape, torch.empty_like(query)
+    block = triton.next_power_of_2(max(2, dim // 2))
+    if key.numel():
+        _place[(batch * width, heads + 1)](
+            query, out, key, cache, norm_weight, positions.contiguous(), rope_table,
+            slots.contiguous(), query_eps, key_eps, heads, dim,
+            SPAN=rope_table.shape[1], BLOCK=block, num_warps=warps_for(2 * block),
+        )  # fmt: skip
+    return out
+
+
 @implement("store_key", "cuda")
 def store_key(
     cache: Tensor,
@@ -114,8 +157,5 @@ def store_key(
     rope_table: Tensor,
     slots: Tensor,
 ) -> None:
-    if _is_plain(key):
-        own = key.contiguous()[:, :, None]
-        _launch(own, cache, positions, rope_table, weight=norm_weight, slots=slots, eps=eps)
-    else:
-        SPECIFICATIONS["store_key"](cache, key, norm_weight, eps, positions, rope_table, slots)
+    none = key[:, :, None][:, :, :0]
+    place_heads(cache, none, eps, key, norm_weight, eps, positions, rope_table, slots)

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.keys import turn_tail
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 PART = 64
@@ -79,11 +80,13 @@ def _attend_part(
 
 @triton.jit
 def _join_parts(
-    part_in, high_in, total_in, sinks, out, parts, H,
-    DIM: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    part_in, high_in, total_in, sinks, positions, table, out, parts, H,
+    DIM: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """`BLOCK` pairs of a head's output, turned back if SPAN is not 0."""
     n, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    d = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    pair = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    d = 2 * pair[:, None] + tl.arange(0, 2)[None, :]
     first = n * parts * H + h
     every = tl.arange(0, PARTS)
     highs = tl.load(high_in + first + every * H, mask=every < parts, other=float("-inf"))
@@ -91,13 +94,25 @@ def _join_parts(
     sink = tl.load(sinks + h)
     shift = tl.maximum(tl.max(highs, 0), sink)  # finite: sinks are
     total = tl.sum(totals * tl.exp(highs - shift), 0) + tl.exp(sink - shift)
-    mixed = tl.zeros((BLOCK,), tl.float32)
+    mixed = tl.zeros((BLOCK, 2), tl.float32)
     for part in range(parts):
         cell = first + part * H
         width = tl.where(tl.load(total_in + cell) == 0, 0, DIM)  # 0: it was never written
         value = tl.load(part_in + cell * DIM + d, mask=d < width, other=0)
         mixed += value * tl.exp(tl.load(high_in + cell) - shift)
-    tl.store(out + (n * H + h) * DIM + d, (mixed / total).to(out.dtype.element_ty), mask=d < DIM)
+    mixed = mixed / total
+    if SPAN > 0:
+        first, second = tl.split(mixed)
+        angles = table + tl.load(positions + n).to(tl.int64) * SPAN
+        low, high = turn_tail(first, second, angles, pair, DIM, -1.0, SPAN)
+        mixed = tl.join(low, high)
+    tl.store(out + (n * H + h) * DIM + d, mixed.to(out.dtype.element_ty), mask=d < DIM)
+
+
+def _is_plain(query: Tensor, keys: Tensor, entries: Tensor) -> bool:
+    """Whether the kernels serve for these dtypes and widths."""
+    same = query.dtype == keys.dtype == entries.dtype
+    return same and query.dtype != torch.float64 and query.shape[3] % 2 == 0
 
 
 @implement("sink_attention", "cuda")
@@ -110,22 +125,28 @@ def sink_attention(
     sinks: Tensor,
     scale: float,
 ) -> Tensor:
-    if query.dtype == torch.float64 or not query.dtype == keys.dtype == entries.dtype:
-        args = (query, keys, slots, entries, entry_slots, sinks, scale)
+    args = (query, keys, slots, entries, entry_slots, sinks, scale)
+    if not _is_plain(query, keys, entries):
         return SPECIFICATIONS["sink_attention"](*args)
-    queries, flat = query.flatten(0, 1).contiguous(), slots.flatten(0, 1).contiguous()
-    picks = entry_slots.flatten(0, 1).contiguous()
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    whole = out.flatten(0, 1)
-    (count, heads, dim), lanes = queries.shape, (flat.shape[1], picks.shape[1])
-    parts = sum(triton.cdiv(n, PART) for n in lanes)
-    step = max(1, SCRATCH // max(1, parts * heads * dim))
-    for at in range(0, count, step):
-        piece = slice(at, at + step)
-        _attend(
-            queries[piece], keys, flat[piece], entries, picks[piece], sinks, whole[piece], scale
-        )
-    return out
+    return _attend(*args)
+
+
+@implement("window_attention", "cuda")
+def window_attention(
+    query: Tensor,
+    keys: Tensor,
+    slots: Tensor,
+    entries: Tensor,
+    entry_slots: Tensor,
+    sinks: Tensor,
+    scale: float,
+    positions: Tensor,
+    rope_table: Tensor,
+) -> Tensor:
+    args = (query, keys, slots, entries, entry_slots, sinks, scale)
+    if not _is_plain(query, keys, entries):
+        return SPECIFICATIONS["window_attention"](*args, positions, rope_table)
+    return _attend(*args, (positions.contiguous(), rope_table))
 
 
 def _attend(
@@ -135,24 +156,48 @@ def _attend(
     entries: Tensor,
     entry_slots: Tensor,
     sinks: Tensor,
-    out: Tensor,
     scale: float,
+    turned: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """`turned`: positions and rope table, where the output is turned back."""
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    parts = triton.cdiv(slots.shape[2], PART) + triton.cdiv(entry_slots.shape[2], PART)
+    step = max(1, SCRATCH // max(1, parts * query.shape[2] * query.shape[3]))
+    positions, table = turned or (slots, sinks)
+    split = (query, slots, entry_slots, positions, out)
+    pieces = [t.flatten(0, 1).contiguous().split(step) for t in split]
+    for own, lanes, picks, places, target in zip(*pieces, strict=True):
+        span = table.shape[1] if turned else 0
+        _attend_piece(
+            own, (keys, lanes), (entries, picks), sinks, scale, (places, table, span), target
+        )
+    return out
+
+
+def _attend_piece(
+    query: Tensor,
+    own: tuple[Tensor, Tensor],
+    more: tuple[Tensor, Tensor],
+    sinks: Tensor,
+    scale: float,
+    turned: tuple[Tensor, Tensor, int],
+    out: Tensor,
 ) -> None:
-    """query [N, H, D], slots [N, K], entry_slots [N, E] -> out [N, H, D]"""
-    (count, heads, dim), (width, more) = query.shape, (slots.shape[1], entry_slots.shape[1])
+    """query [N, H, D], own and more: a cache, and its slots [N, K] -> out [N, H, D]"""
+    (count, heads, dim), width, others = query.shape, own[1].shape[1], more[1].shape[1]
     key_parts = triton.cdiv(width, PART)
-    parts = key_parts + triton.cdiv(more, PART)
+    parts = key_parts + triton.cdiv(others, PART)
     mixed = torch.empty((count, parts, heads, dim), dtype=torch.float32, device=out.device)
     high, total = torch.empty((2, count, parts, heads), dtype=torch.float32, device=out.device)
     block = max(16, triton.next_power_of_2(dim))
     _attend_part[(count, parts, triton.cdiv(heads, HEADS))](
-        query, keys, slots, entries, entry_slots, mixed, high, total, scale, width, more,
-        key_parts, heads, DIM=dim, BLOCK=block, PART=PART,
-        STEP=STEP if query.dtype == torch.bfloat16 else 16, HEADS=HEADS,
-        num_warps=WARPS, num_stages=STAGES,
+        query, *own, *more, mixed, high, total, scale, width, others, key_parts, heads,
+        DIM=dim, BLOCK=block, PART=PART, STEP=STEP if query.dtype == torch.bfloat16 else 16,
+        HEADS=HEADS, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
-    piece = min(128, block)
-    _join_parts[(count, heads, triton.cdiv(dim, piece))](
-        mixed, high, total, sinks, out, parts, heads,
-        DIM=dim, PARTS=triton.next_power_of_2(max(1, parts)), BLOCK=piece, num_warps=1,
+    positions, table, span = turned
+    pairs = min(64, block // 2)
+    _join_parts[(count, heads, triton.cdiv(dim, 2 * pairs))](
+        mixed, high, total, sinks, positions, table, out, parts, heads,
+        DIM=dim, SPAN=span, PARTS=triton.next_power_of_2(max(1, parts)), BLOCK=pairs, num_warps=1,
     )  # fmt: skip
