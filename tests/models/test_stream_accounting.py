@@ -13,7 +13,8 @@ from torch import Tensor
 
 from freewheel.errors import CheckpointError
 from freewheel.models import LoadedModel, has_mtp_weights, load_folder, open_folder
-from freewheel.models.deepseek_v4_names import module_name, saved_name
+from freewheel.models.deepseek_v4_names import draft_names, module_name, saved_name
+from freewheel.nn import held_tensors
 from tests.fixtures.closed_form import write_checkpoint
 from tests.fixtures.compressed import T4, stream_shapes, stream_tensors, write_t4
 from tests.models.paged import Paged
@@ -105,6 +106,36 @@ def test_other_names_load_the_same_model(rename: Any, tmp_path: Path) -> None:
     assert len(renamed) == len(own) and renamed.keys() != own.keys()
     one, two = (loaded(tmp_path / str(at), s, mtp=False) for at, s in enumerate((own, renamed)))
     assert torch.equal(output(one), output(two))
+
+
+def moved(name: str, form: int) -> str:
+    """A draft layer's tensor as one of the layer behind the last."""
+    names = draft_names(name, T4["num_hidden_layers"])
+    return names[form] if names else name
+
+
+@pytest.mark.parametrize("form", range(4))
+def test_the_draft_layer_may_be_the_layer_behind_the_last(form: int, tmp_path: Path) -> None:
+    stored = stream_tensors(T4, 0)
+    stored["mtp.0.emb.tok_emb.weight"] = stored["embed.weight"].clone()  # one serves for both
+    renamed = {moved(name, form): tensor for name, tensor in stored.items()}
+    assert len(renamed) == len(stored)
+    assert not any(name.startswith("mtp.") for name in renamed)
+    folder = write_checkpoint(tmp_path / "model", T4, renamed)
+    assert has_mtp_weights(open_folder(folder))
+    one, two = loaded(tmp_path / "own", stored), load_folder(open_folder(folder), torch.float32)
+    for here, there in zip(held_tensors(one.draft_head), held_tensors(two.draft_head), strict=True):
+        assert torch.equal(here, there)
+    without = load_folder(open_folder(folder), torch.float32, mtp=False)
+    assert without.draft_head is None
+    assert any(f"model.layers.{T4['num_hidden_layers']}." in n for n in without.report.notes)
+
+
+def test_a_draft_layer_stored_twice_is_named(tmp_path: Path) -> None:
+    stored = stream_tensors(T4, 0)
+    twice = {moved(name, 0): tensor.clone() for name, tensor in stored.items()}
+    with pytest.raises(CheckpointError, match=r"not part of the model: model\.layers\.5\."):
+        loaded(tmp_path / "model", stored | twice)
 
 
 def test_module_names_are_those_of_transformers() -> None:

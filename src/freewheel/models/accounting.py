@@ -89,7 +89,7 @@ def _refuse_mtp_without_indexer(folder: ModelFolder, missing: list[str], mtp: bo
 
 
 def _hint(folder: ModelFolder, names: list[str], mtp: bool) -> str:
-    inside = [name for name in names if name.startswith(_mtp_prefix(folder))]
+    inside = [name for name in names if name.startswith(folder.spec.mtp_prefixes)]
     if not names or len(inside) < len(names):
         return ""
     if mtp:

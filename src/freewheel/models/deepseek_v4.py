@@ -70,7 +70,7 @@ def load_deepseek_v4(
 
     `positions`: how many positions a row may have.
     """
-    source = PublishedNames(stored)
+    source = PublishedNames(stored, spec.layers)
     tables = RopeTables(
         window=rope_table(spec.rope, positions, source.device),
         entries=rope_table(spec.entry_rope, positions, source.device),

@@ -2,7 +2,8 @@
 """The names of DeepSeek-V4's tensors: DeepSeek's own, which are asked for, and transformers'.
 
 transformers calls its modules by other names, and saves under a mixture of both: DeepSeek's behind
-a prefix, but for the tables, the heads, and the norm of the keys.
+a prefix, but for the tables, the heads, and the norm of the keys. The draft layer is mtp.0, or in
+some files the layer behind the last one, with its norm and tables named as DeepSeek-V3 named them.
 """
 
 from __future__ import annotations
@@ -49,6 +50,17 @@ MODULE_PARTS = (
 """Part of DeepSeek's name -> part of transformers' module name, in this order."""
 
 
+DRAFT_PARTS = {
+    "norm.weight": "shared_head.norm.weight",
+    "head.weight": "shared_head.head.weight",
+    "emb.tok_emb.weight": "embed_tokens.weight",
+    "hc_head_fn": "hc_head.hc_fn",
+    "hc_head_base": "hc_head.hc_base",
+    "hc_head_scale": "hc_head.hc_scale",
+}
+"""Names within the draft layer -> what they are called where it is the layer behind the last."""
+
+
 def saved_name(name: str) -> str:
     """As transformers' `save_pretrained` writes it."""
     if name == "head.weight":
@@ -67,11 +79,23 @@ def module_name(name: str) -> str:
     return f"model.{name}"
 
 
+def draft_names(name: str, layer: int) -> tuple[str, ...]:
+    """Of a tensor of mtp.0, where it is stored as model layer `layer`; none of any other tensor."""
+    part = name.removeprefix("mtp.0.")
+    if part == name:
+        return ()
+    own = f"layers.{layer}.{part}"
+    other = f"model.layers.{layer}.{DRAFT_PARTS.get(part, part)}"
+    return f"model.{own}", other, saved_name(own), module_name(own)
+
+
 class PublishedNames:
     """Asks a source by DeepSeek's name for what it may store under another."""
 
-    def __init__(self, source: WeightSource) -> None:
+    def __init__(self, source: WeightSource, layers: int) -> None:
+        """`layers`: of the model, the draft layer not counted."""
         self._source = source
+        self._layers = layers
 
     @property
     def dtype(self) -> torch.dtype:
@@ -94,9 +118,14 @@ class PublishedNames:
         return self._source.same(self._stored(name), self._stored(other))
 
     def skip(self, pattern: str, reason: str) -> None:
-        self._source.skip(pattern, reason)
+        self._source.skip(self._stored(pattern), reason)
 
     def _stored(self, name: str) -> str:
         """The first of its names that is stored; DeepSeek's own if none is."""
-        names = (name, saved_name(name), module_name(name))
+        names = (
+            name,
+            saved_name(name),
+            module_name(name),
+            *draft_names(name, self._layers),
+        )
         return next((n for n in names if self._source.has(n)), name)

@@ -66,7 +66,8 @@ def load_model(
     source.skip("*.rotary_emb.inv_freq", "recomputed from config.json")
     with_mtp = mtp and spec.mtp is not None
     if spec.mtp is not None and not with_mtp:
-        source.skip(f"{spec.mtp_prefix}*", "the multi-token-prediction layer is off")
+        for prefix in spec.mtp_prefixes:
+            source.skip(f"{prefix}*", "the multi-token-prediction layer is off")
     return LOADERS[spec.family](spec, source, positions or spec.max_positions, with_mtp)
 
 
@@ -127,8 +128,7 @@ def has_mtp_weights(folder: ModelFolder) -> bool:
     spec = folder.spec
     if spec.mtp is None:
         return False
-    prefix = spec.mtp_prefix
-    return any(name.startswith(prefix) for name in folder.tensors)
+    return any(name.startswith(spec.mtp_prefixes) for name in folder.tensors)
 
 
 def _check_dtype(dtype: torch.dtype) -> None:

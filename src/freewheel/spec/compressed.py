@@ -141,6 +141,10 @@ class CompressedSpec(ModelSpec):
         return "mtp.0."
 
     @property
+    def mtp_prefixes(self) -> tuple[str, ...]:
+        return self.mtp_prefix, f"model.layers.{self.layers}."
+
+    @property
     def reading(self) -> str:
         own, index = self.compression, self.indexer
         parts = [f"a window of {self.attention.window} tokens"]

@@ -144,6 +144,11 @@ class ModelSpec:
         return f"model.layers.{self.layers}."
 
     @property
+    def mtp_prefixes(self) -> tuple[str, ...]:
+        """`mtp_prefix`, and others by which a checkpoint may call the same layer."""
+        return (self.mtp_prefix,)
+
+    @property
     def reading(self) -> str:
         """What a query attends to, for people."""
         raise NotImplementedError
