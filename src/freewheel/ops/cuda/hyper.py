@@ -16,8 +16,11 @@ from torch import Tensor
 from freewheel.ops.cuda.dense import warps_for
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
-SLICE, TOKENS = 256, 4
-"""Elements and tokens of one program that multiplies."""
+SLICE = 256
+"""Elements of one program that multiplies."""
+
+FEW, TOKENS = 8, 4
+"""Up to `FEW` tokens have programs of their own; of more, a program takes `TOKENS`."""
 
 ELEMENTS = 1024
 """Elements of a stream that one program mixes."""
@@ -34,7 +37,7 @@ def _slice_logits(
     inside = lane < SIZE
     own = weight + m[:, None] * SIZE + lane[None, :]
     rows = tl.load(own, mask=(m < M)[:, None] & inside[None, :], other=0)  # [M, SLICE]
-    for index in range(TOKENS):
+    for index in tl.static_range(TOKENS):
         token = (tl.program_id(0) * TOKENS + index).to(tl.int64)
         there = inside & (token < n)
         value = tl.load(streams + token * SIZE + lane, mask=there, other=0).to(tl.float32)
@@ -90,6 +93,19 @@ def _collapse(
 
 
 @triton.jit
+def _divide_columns(rows, eps, N: tl.constexpr):
+    """Every column of N rows over its sum."""
+    total = rows[0]
+    for j in tl.static_range(1, N):
+        total += rows[j]
+    inverse = 1 / (total + eps)
+    divided = ()
+    for j in tl.static_range(N):
+        divided = divided + (rows[j] * inverse,)
+    return divided
+
+
+@triton.jit
 def _store_mix(
     part_in, inverse, base, scale, token, post_out, mix_out, eps, parts,
     N: tl.constexpr, ITERATIONS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -101,28 +117,22 @@ def _store_mix(
     post = _logits(part_in, token, parts, N, N, M, PARTS, BLOCK_N) * inverse
     post = post * tl.load(scale + 1) + tl.load(base + N + nth, mask=real, other=0)
     tl.store(post_out + token * N + nth, 2 * _sigmoid(post), mask=real)
-    # Of the mix [N, N], row by row, as one vector and then as a matrix.
-    cell = tl.arange(0, BLOCK_N * BLOCK_N)
-    row, column = cell // BLOCK_N, cell % BLOCK_N
-    there = (row < N) & (column < N)
-    place = 2 * N + row * N + column
-    part = tl.arange(0, PARTS)
-    own = part_in + (token * parts + part)[:, None] * M + place[None, :]
-    mask = (part < parts)[:, None] & there[None, :]
-    mix = tl.sum(tl.load(own, mask=mask, other=0), 0) * inverse
-    mix = mix * tl.load(scale + 2) + tl.load(base + place, mask=there, other=0)
-    mix = tl.reshape(tl.where(there, mix, float("-inf")), (BLOCK_N, BLOCK_N))
-    both = real[:, None] & real[None, :]
-    high = tl.max(mix, 1)
-    mix = tl.exp(mix - tl.where(real, high, 0.0)[:, None])
-    mix = mix / tl.where(real, tl.sum(mix, 1), 1.0)[:, None]
-    mix = tl.where(both, mix + eps, 0.0)
-    mix = mix / (tl.sum(mix, 0) + eps)[None, :]
+    # A row is a vector of its own: columns are summed without a word between threads.
+    rows = ()
+    for j in tl.static_range(N):
+        row = _logits(part_in, token, parts, (2 + j) * N, N, M, PARTS, BLOCK_N) * inverse
+        row = row * tl.load(scale + 2) + tl.load(base + (2 + j) * N + nth, mask=real, other=0)
+        row = tl.where(real, row, float("-inf"))
+        row = tl.exp(row - tl.max(row, 0))
+        rows = rows + (tl.where(real, row / tl.sum(row, 0) + eps, 0.0),)
+    rows = _divide_columns(rows, eps, N)
     for _ in range(ITERATIONS - 1):
-        mix = mix / (tl.sum(mix, 1) + eps)[:, None]
-        mix = mix / (tl.sum(mix, 0) + eps)[None, :]
-    target = mix_out + token * N * N + nth[:, None] * N + nth[None, :]
-    tl.store(target, mix, mask=both)
+        divided = ()
+        for j in tl.static_range(N):
+            divided = divided + (rows[j] * (1 / (tl.sum(rows[j], 0) + eps)),)
+        rows = _divide_columns(divided, eps, N)
+    for j in tl.static_range(N):
+        tl.store(mix_out + (token * N + j) * N + nth, rows[j], mask=real)
 
 
 @triton.jit
@@ -206,9 +216,10 @@ def _slices(streams: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     rows, n, parts = weight.shape[0], streams.numel() // size, triton.cdiv(size, SLICE)
     products = torch.empty((n, parts, rows), dtype=torch.float32, device=streams.device)
     squares = torch.empty((n, parts), dtype=torch.float32, device=streams.device)
-    _slice_logits[(triton.cdiv(n, TOKENS), parts)](
+    tokens = 1 if n <= FEW else TOKENS
+    _slice_logits[(triton.cdiv(n, tokens), parts)](
         streams, weight, products, squares, n, size, rows,
-        TOKENS=TOKENS, SLICE=SLICE, BLOCK_M=triton.next_power_of_2(rows), num_warps=4,
+        TOKENS=tokens, SLICE=SLICE, BLOCK_M=triton.next_power_of_2(rows), num_warps=4,
     )  # fmt: skip
     return products, squares
 
