@@ -35,6 +35,7 @@ class EngineConfig:
     requests decoded together. `context_len`: tokens of prompt and answer together; None takes the
     model's own limit. `page_size`: tokens of a cache page; None takes what suits the model.
     `cache_bytes`: budget of the paged cache. `threads`: intra-op CPU threads.
+    `prefix_cache`: keep pages of ended requests, for those that begin alike.
     `device`: auto takes a CUDA device if there is one. `graph`: auto takes a CUDA graph on a CUDA
     device and a tape on the CPU; eager runs the round's Python every time.
     `deterministic`: on a CUDA device, a request's every bit is the same whatever else is computed
@@ -60,6 +61,7 @@ class EngineConfig:
     cache_bytes: int = 1 << 30
     dtype: str = "auto"
     threads: int = 1
+    prefix_cache: bool = True
     deterministic: bool = False
     load_format: str = "safetensors"
     kernel_cache: str | None = None
@@ -70,7 +72,7 @@ class EngineConfig:
             raise ConfigError(f"model: must be a name or a folder, got {self.model!r}")
         if not isinstance(self.kernel_cache, str | None) or self.kernel_cache == "":
             raise ConfigError(f"kernel_cache: must be a folder, got {self.kernel_cache!r}")
-        for name in ("guard", "deterministic"):
+        for name in ("guard", "deterministic", "prefix_cache"):
             if not isinstance(vars(self)[name], bool):
                 raise ConfigError(f"{name}: must be True or False, got {vars(self)[name]!r}")
         _check_range("speculate", self.speculate, 0, MAX_DEPTH)

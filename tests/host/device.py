@@ -3,7 +3,7 @@
 
 The model: `value[p]` is a hash of `value[p - 1]`, read through the page table, and `token[p]`; the
 token after p is a function of (value[p], seed, p). One wrong token, page or column changes every
-token from there on.
+token from there on. A drafter's rows are modelled too: each remembers the token behind its own.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ def solo(request: Request) -> tuple[list[int], FinishReason]:
 
 @dataclass
 class Row:
-    epoch: int
     known: int
     computed: int
     limit: int
@@ -74,6 +73,7 @@ class Row:
     seed: int
     stop_ids: tuple[int, ...]
     tables: list[dict[int, int]]
+    found: int
     tokens: dict[int, int] = field(default_factory=dict)
 
 
@@ -85,15 +85,13 @@ class Device:
         self.row_width = row_width
         self.rng = rng
         self.rows: dict[int, Row] = {}
-        self.cells: dict[tuple[int, int, int], tuple[int, int, int]] = {}
-        self.epochs = 0
+        self.cells: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self.successors: dict[tuple[int, int, int], int] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         for row, admission, feed in zip(plan.rows, plan.admissions, plan.feeds, strict=True):
             if admission is not None:
-                self.epochs += 1
                 self.rows[row] = Row(
-                    self.epochs,
                     admission.known,
                     admission.computed,
                     admission.limit,
@@ -101,6 +99,7 @@ class Device:
                     admission.seed,
                     admission.stop_ids,
                     [{} for _ in self.groups],
+                    admission.computed,
                 )
             if feed is not None:
                 self.feed(self.rows[row], feed)
@@ -125,6 +124,7 @@ class Device:
         if start + given < row.known:
             assert start + given in row.tokens, "the drafter reads the token behind the chunk"
             row.computed += given
+            self.catch_up(row, start)
             return RowResult(number, (), None, row.computed, 0, 0)
         room = min(shape.width - given, self.row_width - start - given)
         drafted = room if shape.width <= MAX_VERIFY_WIDTH else 0
@@ -132,6 +132,7 @@ class Device:
         tokens, finish = self.verify(row, value, drafted, agreeing)
         row.known += len(tokens)
         row.computed = row.known - 1
+        self.catch_up(row, start)
         if finish is not None:
             row.limit = row.known
         else:
@@ -173,18 +174,27 @@ class Device:
     def store(self, row: Row, position: int, before: int, token: int) -> int:
         value = next_value(before, token)
         for group in range(len(self.groups)):
-            self.cells[self.cell(row, group, position)] = (row.epoch, position, value)
+            self.cells[self.cell(row, group, position)] = (position, value)
+            self.successors.pop(self.cell(row, group, position), None)
         return value
+
+    def catch_up(self, row: Row, start: int) -> None:
+        """The drafter's rows of everything that this round computed."""
+        for position in range(start, row.computed):
+            for group in range(len(self.groups)):
+                self.successors[self.cell(row, group, position)] = row.tokens[position + 1]
 
     def read(self, row: Row, start: int) -> int:
         """The value before `start`, after a look at everything that must still be readable."""
-        values = {0} if start == 0 else set[int]()
+        values = [0]
+        for position in range(start):
+            values.append(next_value(values[-1], row.tokens[position]))
         for group, spec in enumerate(self.groups):
             first = 0 if spec.retention is None else max(0, start - spec.retention)
+            if spec.retention is not None and row.found:
+                first = max(first, row.found - spec.resume_tokens)
             for position in range(first, start):
-                epoch, at, value = self.cells[self.cell(row, group, position)]
-                assert (epoch, at) == (row.epoch, position), "another tenant's page"
-                if position == start - 1:
-                    values.add(value)
-        assert len(values) == 1
-        return values.pop()
+                cell = self.cell(row, group, position)
+                assert self.cells[cell] == (position, values[position + 1]), "another's page"
+                assert self.successors[cell] == row.tokens[position + 1], "another's draft row"
+        return values[-1]

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from freewheel.host import Request, Scheduler, Update
+from freewheel.host.tenancy import Tenancy
 from freewheel.spec import (
     CacheField,
     CacheGroup,
@@ -16,6 +17,7 @@ from freewheel.spec import (
     ShapeLadder,
     StepPlan,
     StepResult,
+    feed_bound,
     page_writes_bound,
 )
 from tests.host.device import VOCABULARY, Device
@@ -46,6 +48,7 @@ class Setup:
     row_width: int = 80
     run_ahead: int = 2
     chunk: int | None = None
+    prefix_cache: bool = True
 
     def ladder(self) -> ShapeLadder:
         return ShapeLadder.build(self.max_batch, self.depth, self.widths, self.prefill_batch)
@@ -59,7 +62,8 @@ class Setup:
             self.context_len,
             self.row_width,
             self.run_ahead,
-            self.chunk,
+            chunk=self.chunk,
+            prefix_cache=self.prefix_cache,
         )
 
     def request(
@@ -81,11 +85,12 @@ class Setup:
 
 @dataclass
 class Flight:
-    """A launched round: its rows, and the live pages of each at launch."""
+    """A launched round: its rows, the live pages of each at launch, and their tables then."""
 
     plan: StepPlan
     tenants: dict[int, Request]
     pages: set[tuple[int, int]]
+    tables: list[tuple[Tenancy, dict[tuple[int, int], int]]]
     result: StepResult | None = None
 
 
@@ -123,12 +128,13 @@ class Engine:
             return None
         assert flying <= self.setup.run_ahead
         self.check_shape(plan)
-        self.check_hazards(plan)
         tenants = {r.row: r for r in self.scheduler.roster.running if r.row in plan.rows}
+        self.check_hazards(plan, tenants)
         assert set(tenants) == set(plan.rows), "a row without a live tenant was launched"
         assert all(r.finish is None for r in tenants.values())
         pages = {page for row in plan.rows for page in self.live_pages(row, tenants[row].lower)}
-        self.flights.append(Flight(plan, tenants, pages))
+        tables = [(r.tenancy, dict(self.tables[row])) for row, r in tenants.items() if r.tenancy]
+        self.flights.append(Flight(plan, tenants, pages, tables))
         self.plans.append(plan)
         return plan
 
@@ -161,7 +167,7 @@ class Engine:
             self.step()
             assert len(self.plans) <= rounds, "somebody starves"
         for pool in (self.scheduler.roster.reservations.rows, *self.pools):
-            assert pool.free == pool.total
+            assert pool.free + pool.cached == pool.total
 
     @property
     def pools(self):
@@ -175,7 +181,9 @@ class Engine:
         assert reservations.rows.owned == len(running)
         for group, pool in enumerate(reservations.pools):
             held = [page for request in running for page in request.pages[group]]
-            assert len(held) == len(set(held)) == pool.owned
+            assert len(set(held)) == pool.owned
+            written = [page for request in running for page in self.own_pages(request, group)]
+            assert len(written) == len(set(written)), "two rows write one page"
 
     def check_shape(self, plan: StepPlan) -> None:
         shape = plan.shape
@@ -187,11 +195,15 @@ class Engine:
         assert 0 not in plan.rows
         for feed in plan.feeds:
             assert (feed is not None) == (shape not in self.ladder.decode)
-            assert feed is None or 1 <= len(feed.tokens) <= shape.width + 1
-        assert len(plan.page_writes) <= page_writes_bound(shape, self.setup.groups)
+            assert feed is None or 1 <= len(feed.tokens) <= feed_bound(shape, self.setup.row_width)
+        bound = page_writes_bound(shape, self.setup.groups, self.setup.row_width)
+        assert len(plan.page_writes) <= bound
 
-    def check_hazards(self, plan: StepPlan) -> None:
-        """Nothing is handed to a new tenant that a round in flight may touch."""
+    def check_hazards(self, plan: StepPlan, tenants: dict[int, Request]) -> None:
+        """Nothing is handed to a new tenant that a round in flight may touch.
+
+        Pages that it finds, and only reads, may be read by others at the same time.
+        """
         for row, admission in zip(plan.rows, plan.admissions, strict=True):
             if admission is not None:
                 assert not any(row in flight.plan.rows for flight in self.flights)
@@ -200,7 +212,9 @@ class Engine:
             assert write.row in plan.rows and write.page > 0
             assert (write.group, write.column) not in self.tables[write.row], "written twice"
             page = (write.group, write.page)
-            assert not any(page in flight.pages for flight in self.flights)
+            found = write.column < self.first_own_column(tenants[write.row], write.group)
+            for flight in self.flights:
+                assert page not in (self.written_pages(flight) if found else flight.pages)
             self.tables[write.row][write.group, write.column] = write.page
 
     def live_pages(self, row: int, lower: int) -> set[tuple[int, int]]:
@@ -212,6 +226,26 @@ class Engine:
             if column >= first // spec.page_size:
                 pages.add((group, page))
         return pages
+
+    def written_pages(self, flight: Flight) -> set[tuple[int, int]]:
+        """Pages that a round in flight may write: those from its rows' lower bounds on."""
+        return {
+            (group, page)
+            for tenancy, table in flight.tables
+            for (group, column), page in table.items()
+            if column >= tenancy.lower // self.setup.groups[group].page_size
+        }
+
+    def first_own_column(self, request: Request, group: int) -> int:
+        """The first column whose page the request did not find in the prefix cache."""
+        assert request.tenancy is not None
+        return request.tenancy.start // self.setup.groups[group].page_size
+
+    def own_pages(self, request: Request, group: int) -> list[int]:
+        """The pages that it may write."""
+        assert request.tenancy is not None
+        span = request.tenancy.spans[group]
+        return span.pages[max(0, self.first_own_column(request, group) - span.first) :]
 
     def tokens(self, request: Request) -> list[int]:
         """The output that the updates brought."""

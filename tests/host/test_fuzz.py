@@ -61,11 +61,14 @@ class Trial:
 
     def __init__(self, seed: int):
         self.rng = random.Random(seed)
-        self.setup = random_setup(self.rng)
+        self.setup = self.new_setup()
         self.engine = Engine(self.setup, self.rng)
         self.requests: list[Request] = []
         self.cut: dict[str, int] = {}
         self.aborted: set[str] = set()
+
+    def new_setup(self) -> Setup:
+        return random_setup(self.rng)
 
     def arrive(self) -> None:
         request = random_request(self.setup, self.rng, len(self.requests))

@@ -110,7 +110,7 @@ def emitted(setup: Setup, plans: list[StepPlan], rng: random.Random) -> list[int
 
 
 def test_a_resumed_request_computes_prompt_and_output_anew() -> None:
-    engine, victim = pressed()
+    engine, victim = pressed(prefix_cache=False)
     while victim.stats.preemptions == 0:
         engine.step()
     assert victim.state is RequestState.WAITING
@@ -134,9 +134,9 @@ def test_a_resumed_request_computes_prompt_and_output_anew() -> None:
     assert first.start == 0
 
 
-def pressed() -> tuple[Engine, Request]:
+def pressed(prefix_cache: bool = True) -> tuple[Engine, Request]:
     """Two requests of which the second will lose its place."""
-    setup = Setup(pages=(17,), rows=2, widths=(9,), run_ahead=1)
+    setup = Setup(pages=(17,), rows=2, widths=(9,), run_ahead=1, prefix_cache=prefix_cache)
     engine = Engine(setup)
     engine.add(setup.request("a", 8, max_tokens=36))
     return engine, engine.add(setup.request("b", 8, max_tokens=36))

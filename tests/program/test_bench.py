@@ -278,7 +278,7 @@ def test_a_stop_string_cuts_arrivals_to_the_tokens_that_count(folders: dict[str,
 
 def output_of(ids: tuple[int, ...], arrivals: tuple[Arrival, ...]) -> Output:
     first, last = arrivals[0].seconds, arrivals[-1].seconds
-    metrics = Metrics(2, len(ids), 0, 0, first, last, arrivals)
+    metrics = Metrics(2, 0, len(ids), 0, 0, first, last, arrivals)
     return Output("", ids, FinishReason.LENGTH, metrics)
 
 

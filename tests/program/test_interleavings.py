@@ -187,7 +187,7 @@ def fly(choices: Choices, order: tuple[int, ...], depth: int, broken: str = "") 
     mailbox = Mailbox(depth, device, Counters())
     lanes = []
     for shape in SHAPES:
-        layout = InboxLayout.of(shape, ())
+        layout = InboxLayout.of(shape, (), row_width=64)
         inbox = torch.zeros(layout.words, dtype=torch.int32)
         outbox = torch.zeros(outbox_shape(shape), dtype=torch.int32)
         uplink = Uplink(layout, inbox, depth, device, Counters())

@@ -41,7 +41,7 @@ def stale_state() -> SequenceState:
 
 
 def apply(state: SequenceState, plan: StepPlan) -> None:
-    layout = InboxLayout.of(plan.shape, GROUPS)
+    layout = InboxLayout.of(plan.shape, GROUPS, state.tokens.shape[1])
     letter = np.full(layout.words, 12345, dtype=np.int32)  # a used buffer
     pack(plan, layout, letter)
     receive(state, torch.from_numpy(letter), plan.shape, GROUPS)
@@ -121,7 +121,7 @@ def test_an_empty_letter_changes_nothing() -> None:
 
 
 def test_more_page_writes_than_fit_are_refused() -> None:
-    room = InboxLayout.of(SHAPE, GROUPS).page_writes
+    room = InboxLayout.of(SHAPE, GROUPS, WIDTH).page_writes
     writes = tuple(PageWrite(2, 0, 0, 1) for _ in range(room + 1))
     with pytest.raises(CapacityError, match="page_writes"):
         apply(stale_state(), plan_of(page_writes=writes))

@@ -84,6 +84,7 @@ class PoisonedEngine:
             for row in self.live_rows():
                 if row not in fresh:
                     keep[self.slots(row, group)] = True
+            keep[self.cached_slots(group)] = True
             flat[:, ~keep] = torch.nan
         self._launch(plan)
         self.rounds += 1
@@ -102,9 +103,34 @@ class PoisonedEngine:
     def slots(self, row: int, group: int) -> Tensor:
         """int64 [N]: where the row's certain cache rows are that the group promises to keep."""
         state = self.llm.executor.state
-        kept = kept_rows(self.llm.built.groups[group], int(state.computed_lens[row]))
+        kept = self.kept(row, group)
         size = self.llm.built.groups[group].page_rows
         return state.page_tables[group, row, kept // size].long() * size + kept % size
+
+    def cached_slots(self, group: int) -> Tensor:
+        """int64 [N]: what the prefix cache keeps."""
+        prefix = self.llm._session._scheduler.roster.reservations.prefix
+        blocks = [] if prefix is None else list(prefix._blocks.values())
+        pages = [p for b in blocks for p in (*b.pages[group], *(b.latest or [()] * 9)[group])]
+        size = self.llm.built.groups[group].page_rows
+        return (torch.tensor(pages, dtype=torch.int64)[:, None] * size + torch.arange(size)).view(
+            -1
+        )
+
+    def kept(self, row: int, group: int) -> Tensor:
+        """int64 [N]: stored rows of the row's own that it, or whoever finds its pages, may read."""
+        spec = self.llm.built.groups[group]
+        kept = kept_rows(spec, int(self.llm.executor.state.computed_lens[row]))
+        if self.llm._session._scheduler.roster.reservations.prefix is None:
+            return kept
+        (tenancy,) = (
+            live.request.tenancy
+            for live in self.llm._session._live.values()
+            if live.request.row == row
+        )
+        assert tenancy is not None
+        held = tenancy.spans[group].first * spec.page_rows
+        return torch.arange(held, max(held, int(kept[-1]) + 1 if len(kept) else 0))
 
     def check_some_row(self) -> None:
         state = self.llm.executor.state
@@ -115,12 +141,11 @@ class PoisonedEngine:
     def check(self, row: int) -> None:
         """The row's cache below `computed` equals that of one prefill of its certain tokens."""
         state = self.llm.executor.state
-        computed = int(state.computed_lens[row])
         tokens = state.tokens[row, : int(state.known_lens[row])].tolist()
         want = one_shot(self._reference, tokens)
         for (group, name), tensor in self.caches.items():
             have = tensor.flatten(1, 2)[:, self.slots(row, group)]
-            kept = kept_rows(self.llm.built.groups[group], computed)
+            kept = self.kept(row, group)
             wanted = want[group, name][:, kept]
             torch.testing.assert_close(have, wanted, rtol=1e-9, atol=1e-11)
         self.checked += 1

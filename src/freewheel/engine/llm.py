@@ -63,18 +63,20 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         at_once: int | None = None,
+        cache_salt: str = "",
     ) -> list[Output]:
         """One output for each prompt, in order. `params`: one for all, or one each.
 
         `at_once`: requests under way together; the next is queued when one of them ends. None
-        queues all now. Raises RequestError, naming the field, before anything runs if any request
+        queues all now. `cache_salt`: only requests with the same one find each other's cached
+        prompts. Raises RequestError, naming the field, before anything runs if any request
         is invalid.
         """
         if at_once is not None and at_once < 1:
             raise RequestError("at_once", f"must be at least 1, got {at_once}")
         many = _prompt_list(prompts)
         each = _param_list(params, len(many))
-        requests = [self._request(p, s) for p, s in zip(many, each, strict=True)]
+        requests = [self._request(p, s, cache_salt) for p, s in zip(many, each, strict=True)]
         for request in requests:
             self._session.check(request)
         try:
@@ -96,14 +98,17 @@ class LLM:
             under_way.append(one)
         return live
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Chunk]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str = ""
+    ) -> Generator[Chunk]:
         """The answer, round by round; the last chunk carries the finish reason and metrics.
 
         Raises RequestError at once if the request is invalid. It is queued when the first chunk is
         asked for; closing the iterator early aborts it. Streams may be read in any order, and
         `generate` called between their chunks: whatever runs shares its rounds.
         """
-        request = self._request(prompt, SamplingParams() if params is None else params)
+        given = SamplingParams() if params is None else params
+        request = self._request(prompt, given, cache_salt)
         self._session.check(request)
         return self._chunks(request)
 
@@ -113,7 +118,9 @@ class LLM:
         finally:
             self._session.close([request.id])
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+    def _request(self, prompt: Prompt, params: SamplingParams, cache_salt: str) -> Request:
+        if not isinstance(cache_salt, str):
+            raise RequestError("cache_salt", f"must be text, got {_kind(cache_salt)}")
         if not isinstance(params, SamplingParams):
             raise RequestError("params", f"must be SamplingParams, got {_kind(params)}")
         if isinstance(prompt, str):
@@ -127,7 +134,8 @@ class LLM:
         eos = () if params.ignore_eos else self.spec.eos_ids
         stop_ids = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        return Request(next(self._ids), ids, params, seed, self.context_len, stop_ids)
+        name, context_len = next(self._ids), self.context_len
+        return Request(name, ids, params, seed, context_len, stop_ids, cache_salt)
 
     def _check_ids(self, field: str, ids: tuple[int, ...]) -> None:
         for token in ids:
@@ -153,6 +161,7 @@ class LLM:
             built.sizes.row_width,
             built.sizes.row_width,
             self.config.run_ahead,
+            prefix_cache=self.config.prefix_cache,
         )
 
 

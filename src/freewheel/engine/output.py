@@ -27,10 +27,12 @@ class Metrics:
     """Counts and seconds of one request.
 
     `arrivals`: one for each round that decided at least one token, the one that ended the prompt
-    included. `drafted` drafts were verified in all, `accepted` of those became output.
+    included. `cached_tokens` of the prompt's were not computed, because an earlier request had.
+    `drafted` drafts were verified in all, `accepted` of those became output.
     """
 
     prompt_tokens: int
+    cached_tokens: int
     completion_tokens: int
     drafted: int
     accepted: int

@@ -150,6 +150,7 @@ def _metrics(live: Live) -> Metrics:
     request, arrivals = live.request, live.arrivals
     return Metrics(
         prompt_tokens=len(request.prompt),
+        cached_tokens=request.stats.cached_tokens,
         completion_tokens=len(request.output),
         drafted=request.stats.drafted,
         accepted=sum(arrival.accepted for arrival in arrivals),

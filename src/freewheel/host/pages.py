@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 
 from freewheel.errors import ConfigError, FreewheelError
@@ -23,7 +24,6 @@ class IdPool:
             raise ConfigError(f"{name}: must be at least 2 (number 0 is scratch), got {size}")
         self.name = name
         self.total = size - 1
-        self.cached = 0
         self._free = list(range(1, size))
         self._owned: set[int] = set()
         self._quarantine: list[tuple[int, int]] = []
@@ -38,6 +38,11 @@ class IdPool:
     def owned(self) -> int:
         """Ids handed out and not returned."""
         return len(self._owned)
+
+    @property
+    def cached(self) -> int:
+        """Ids that nobody owns, kept for what they hold."""
+        return 0
 
     @property
     def quarantined(self) -> int:
@@ -57,11 +62,7 @@ class IdPool:
 
         Raises FreewheelError, and changes nothing, if one of them is not owned or comes twice.
         """
-        foreign = sorted(set(ids) - self._owned)
-        if foreign:
-            raise FreewheelError(f"{self.name}: {foreign} released, but not owned")
-        if len(set(ids)) != len(ids):
-            raise FreewheelError(f"{self.name}: released twice in one call: {sorted(ids)}")
+        self._check_owned(ids)
         self._owned.difference_update(ids)
         for one in ids:
             heapq.heappush(self._quarantine, (until_round, one))
@@ -81,17 +82,118 @@ class IdPool:
                 f"quarantined {self.quarantined} is not {self.total} distinct ones"
             )
 
+    def _check_owned(self, ids: Sequence[int]) -> None:
+        foreign = sorted(set(ids) - self._owned)
+        if foreign:
+            raise FreewheelError(f"{self.name}: {foreign} released, but not owned")
+        if len(set(ids)) != len(ids):
+            raise FreewheelError(f"{self.name}: released twice in one call: {sorted(ids)}")
+
     def _set_free(self) -> None:
         while self._quarantine and self._quarantine[0][0] <= self._collected:
             heapq.heappush(self._free, heapq.heappop(self._quarantine)[1])
 
 
 class PageAllocator(IdPool):
-    """The pages of one cache group. `pages` counts scratch page 0, as the device's pool does."""
+    """The pages of one cache group. `pages` counts scratch page 0, as the device's pool does.
+
+    A page may have several owners, and the prefix cache may keep it for what it holds, before and
+    after its owners are gone. It turns free when no owner and no keeper is left.
+    """
 
     def __init__(self, group: CacheGroup, pages: int) -> None:
         super().__init__(f"pages of {group.name}", pages)
         self.group = group
+        self._owners: Counter[int] = Counter()
+        self._keepers: Counter[int] = Counter()
+        self._idle: set[int] = set()
+        self._settling: set[int] = set()
+        self._until: dict[int, int] = {}
+
+    @property
+    def cached(self) -> int:
+        return len(self._idle)
+
+    @property
+    def reclaimable(self) -> int:
+        """Cached pages that no round in flight may touch."""
+        return len(self._idle) - len(self._settling)
+
+    def collected(self, round_id: int) -> None:
+        super().collected(round_id)
+        self._settling = {p for p in self._settling if self._until[p] > self._collected}
+
+    def owns(self, page: int) -> bool:
+        """Some tenancy owns this page."""
+        return page in self._owned
+
+    def some_idle(self, pages: Sequence[int]) -> bool:
+        """Some of these pages have keepers, but no owner."""
+        return not self._idle.isdisjoint(pages)
+
+    def allocate(self, count: int) -> tuple[int, ...]:
+        pages = super().allocate(count)
+        self._owners.update(pages)
+        return pages
+
+    def share(self, pages: Sequence[int]) -> None:
+        """One more owner for pages that are owned or kept. Raises FreewheelError for others."""
+        self._check_held(pages, "shared")
+        self._owners.update(pages)
+        self._owned.update(pages)
+        self._idle.difference_update(pages)
+        self._settling.difference_update(pages)
+
+    def keep(self, pages: Sequence[int]) -> None:
+        """One more keeper for pages that are owned or kept. Raises FreewheelError for others."""
+        self._check_held(pages, "kept")
+        self._keepers.update(pages)
+
+    def release(self, ids: Sequence[int], until_round: int) -> None:
+        """One owner less. Raises as IdPool.release does."""
+        self._check_owned(ids)
+        for page in ids:
+            self._until[page] = max(until_round, self._until.get(page, -1))
+            self._owners[page] -= 1
+            if not self._owners[page]:
+                del self._owners[page]
+                self._owned.remove(page)
+                self._retire(page)
+        self._set_free()
+
+    def drop(self, pages: Sequence[int]) -> None:
+        """One keeper less. Raises FreewheelError for a page that nobody keeps."""
+        for page in pages:
+            if page not in self._keepers:
+                raise FreewheelError(f"{self.name}: {page} dropped, but not kept")
+            self._keepers[page] -= 1
+            if not self._keepers[page]:
+                del self._keepers[page]
+                self._retire(page)
+        self._set_free()
+
+    def check(self) -> None:
+        super().check()
+        if set(self._owners) != self._owned or self._idle != set(self._keepers) - self._owned:
+            raise FreewheelError(f"{self.name}: counts of owners and keepers contradict the sets")
+
+    def _retire(self, page: int) -> None:
+        """Nobody owns the page: it waits for its next owner, or for its last round."""
+        if page in self._owners:
+            return
+        if page in self._keepers:
+            self._idle.add(page)
+            if self._until[page] > self._collected:
+                self._settling.add(page)
+        else:
+            self._idle.discard(page)
+            self._settling.discard(page)
+            heapq.heappush(self._quarantine, (self._until.pop(page), page))
+
+    def _check_held(self, pages: Sequence[int], what: str) -> None:
+        foreign = sorted(p for p in pages if p not in self._owned and p not in self._keepers)
+        if foreign:
+            raise FreewheelError(f"{self.name}: {foreign} {what}, but neither owned nor kept")
 
 
 class RowAllocator(IdPool):

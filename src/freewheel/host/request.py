@@ -24,7 +24,8 @@ class RequestState(StrEnum):
 @dataclass
 class RequestStats:
     """Counted from collected letters. `dropped`: tokens of letters that came after the end of the
-    tenancy that they belonged to. `first_token_time` is whatever clock the caller of `collect`
+    tenancy that they belonged to. `cached_tokens`: prompt tokens whose pages were found when the
+    request was first admitted. `first_token_time` is whatever clock the caller of `collect`
     reads."""
 
     prefill_rounds: int = 0
@@ -33,6 +34,7 @@ class RequestStats:
     agreed: int = 0
     preemptions: int = 0
     dropped: int = 0
+    cached_tokens: int = 0
     first_token_round: int | None = None
     first_token_time: float | None = None
 
@@ -57,6 +59,8 @@ class Request:
 
     `seed` is resolved (`params.seed`, or one drawn by the caller). `stop_ids` are the ids that
     end the request on the device: the model's own, unless ignored, and `params.stop_token_ids`.
+    Only requests with the same `cache_salt` find each other's pages. `block_keys` are kept by
+    `PrefixCache.keys`.
     Raises RequestError if they exceed MAX_STOP_IDS.
     """
 
@@ -66,11 +70,13 @@ class Request:
     seed: int
     context_len: int
     stop_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
     output: list[int] = field(default_factory=list[int])
     finish: FinishReason | None = None
     tenancy: Tenancy | None = None
     turn: int = -1  # the lower, the longer it has not been served
     stats: RequestStats = field(default_factory=RequestStats)
+    block_keys: list[bytes] = field(default_factory=list[bytes])
 
     def __post_init__(self) -> None:
         if len(self.stop_ids) > MAX_STOP_IDS:
@@ -140,7 +146,7 @@ class Request:
         """The values that its row starts from."""
         return Admission(
             known=self.known,
-            computed=0,
+            computed=0 if self.tenancy is None else self.tenancy.start,
             limit=self.limit,
             minimum=self.minimum,
             temperature=self.params.temperature,

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from freewheel.host.pages import PageAllocator, RowAllocator
+from freewheel.host.prefix import Block, PrefixCache
+from freewheel.host.request import Request
 from freewheel.host.tenancy import PageSpan, Tenancy
 from freewheel.spec import CacheGroup, PageWrite
 
@@ -12,21 +14,86 @@ class Reservations:
     """The row pool and one page pool for each cache group.
 
     Whatever a tenancy gives back is quarantined until the last round launched with it has been
-    collected. `finish`, abort and preemption all go through `release`.
+    collected. `finish`, abort and preemption all go through `release`. Pages that the prefix cache
+    keeps are handed out again when no others are left.
     """
 
     def __init__(
-        self, groups: tuple[CacheGroup, ...], group_pages: tuple[int, ...], rows: int
+        self,
+        groups: tuple[CacheGroup, ...],
+        group_pages: tuple[int, ...],
+        rows: int,
+        prefix_cache: bool,
     ) -> None:
+        """`prefix_cache`: keep pages for later requests; groups that all forget have nothing to
+        keep."""
         self.pools = tuple(
             PageAllocator(group, pages) for group, pages in zip(groups, group_pages, strict=True)
         )
         self.rows = RowAllocator(rows)
+        keeps = prefix_cache and any(group.retention is None for group in groups)
+        self.prefix = PrefixCache(self.pools) if keeps else None
 
-    def admit(self, known: int, limit: int) -> Tenancy:
-        """A tenancy of the lowest free row, still without pages."""
-        spans = tuple(PageSpan() for _ in self.pools)
-        return Tenancy(row=self.rows.allocate(1)[0], known=known, limit=limit, spans=spans)
+    @property
+    def spare(self) -> list[int]:
+        """Pages of each group that can be had at once: free ones, and those that the prefix cache
+        can let go of."""
+        return [pool.free + pool.reclaimable for pool in self.pools]
+
+    def match(self, request: Request) -> tuple[Block, ...]:
+        """Kept blocks that the request could start behind."""
+        return () if self.prefix is None else self.prefix.match(request)
+
+    def shared(self, blocks: tuple[Block, ...]) -> list[int]:
+        """Pages of each group, among those of the blocks, that some tenancy owns already."""
+        return [
+            sum(pool.owns(page) for block in blocks for page in block.pages[group])
+            for group, pool in enumerate(self.pools)
+        ]
+
+    def admit(self, request: Request) -> Tenancy:
+        """A tenancy of the lowest free row, with the pages that the prefix cache has for it."""
+        blocks = self.match(request)
+        spans = tuple(self._shared_span(group, blocks) for group in range(len(self.pools)))
+        start = len(blocks) * self.prefix.block_size if self.prefix is not None else 0
+        if self.prefix is not None:
+            self.prefix.touch(blocks)
+        return Tenancy(
+            row=self.rows.allocate(1)[0],
+            known=request.known,
+            limit=request.limit,
+            spans=spans,
+            start=start,
+            lower=start,
+            published=len(blocks),
+        )
+
+    def _shared_span(self, group: int, blocks: tuple[Block, ...]) -> PageSpan:
+        if not blocks:
+            return PageSpan()
+        pool = self.pools[group]
+        pages = [page for block in blocks for page in block.pages[group]]
+        first = 0
+        if pool.group.retention is not None:
+            assert blocks[-1].latest is not None, "a match ends where a row can start"
+            pages = list(blocks[-1].latest[group])
+            end = len(blocks) * self.prefix.block_size if self.prefix is not None else 0
+            first = pool.group.resume_columns(end).start
+        pool.share(pages)
+        return PageSpan(first, pages)
+
+    def columns(self, tenancy: Tenancy) -> tuple[PageWrite, ...]:
+        """One write for each column that the row holds: for its first launch."""
+        return tuple(
+            PageWrite(tenancy.row, group, column, page)
+            for group, span in enumerate(tenancy.spans)
+            for column, page in enumerate(span.pages, span.first)
+        )
+
+    def publish(self, request: Request, tenancy: Tenancy) -> None:
+        """Let others find what the row has computed."""
+        if self.prefix is not None:
+            self.prefix.publish(request, tenancy)
 
     def missing(self, tenancy: Tenancy, tokens: int) -> tuple[int, ...]:
         """Pages of each group that the row lacks to hold its first `tokens` tokens."""
@@ -41,6 +108,9 @@ class Reservations:
         Returns one write for each new column. They must travel with the row's next launch.
         """
         missing = self.missing(tenancy, tokens)
+        for group, (count, pool) in enumerate(zip(missing, self.pools, strict=True)):
+            if count > pool.free and self.prefix is not None:
+                self.prefix.make_room(group, count)
         if any(count > pool.free for count, pool in zip(missing, self.pools, strict=True)):
             return None
         writes: list[PageWrite] = []
@@ -54,7 +124,7 @@ class Reservations:
         """Letters on their way will set enough pages free to extend the row to `tokens` tokens."""
         missing = self.missing(tenancy, tokens)
         return all(
-            count <= pool.free + pool.quarantined
+            count <= pool.free + pool.cached + pool.quarantined
             for count, pool in zip(missing, self.pools, strict=True)
         )
 

@@ -17,9 +17,11 @@ from freewheel.spec import PageWrite
 class Roster:
     """The waiting queue, the rows' tenants in order of admission, and what both may hold."""
 
-    def __init__(self, footprint: Footprint, rows: int) -> None:
+    def __init__(self, footprint: Footprint, rows: int, prefix_cache: bool) -> None:
         self.footprint = footprint
-        self.reservations = Reservations(footprint.groups, footprint.group_pages, rows)
+        self.reservations = Reservations(
+            footprint.groups, footprint.group_pages, rows, prefix_cache
+        )
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
 
@@ -34,23 +36,49 @@ class Roster:
 
         Each is counted with the pages that it needs to begin decoding; so is every running
         request, or with those for its next decoding round, and never with less than one page.
+        Pages that it would share with a running one are not counted twice. A request that begins
+        like another's prompt waits until that prompt's pages are there to share, and lets others
+        pass.
         """
-        spare = [pool.free for pool in self.reservations.pools]
+        spare = self.reservations.spare
         for request in self.running:
             spare = [a - b for a, b in zip(spare, self._outstanding(request), strict=True)]
-        for request in list(self.waiting)[: self.reservations.rows.free]:
+        ahead = list(self.running)
+        rows = self.reservations.rows.free
+        for request in self.waiting:
+            if rows == 0:
+                return
+            blocks = self.reservations.match(request)
+            if self._awaits(request, len(blocks), ahead):
+                continue
             tokens = self.footprint.start_tokens(request.known, request.limit)
-            need = (self.footprint.pages(group, tokens) for group in self.footprint.groups)
-            spare = [a - b for a, b in zip(spare, need, strict=True)]
+            need = [self.footprint.pages(group, tokens) for group in self.footprint.groups]
+            shared = self.reservations.shared(blocks)
+            spare = [a - b + c for a, b, c in zip(spare, need, shared, strict=True)]
             if min(spare, default=0) < 0:
                 return
+            rows -= 1
+            ahead.append(request)
             yield request
 
+    def _awaits(self, request: Request, blocks: int, ahead: list[Request]) -> bool:
+        """Another row will soon give this request more than its first `blocks` blocks.
+
+        Its tokens are known, so rounds in flight or still to come compute them: it need not wait
+        for anything that is yet to be decided.
+        """
+        prefix = self.reservations.prefix
+        if prefix is None:
+            return False
+        have = blocks * prefix.block_size
+        return any(other.lower < prefix.common(request, other) > have for other in ahead)
+
     def admit(self, request: Request) -> None:
-        """Give the head of the queue a row."""
-        if self.waiting.popleft() is not request:
-            raise FreewheelError(f"request {request.id!r} admitted out of turn")
-        request.tenancy = self.reservations.admit(request.known, request.limit)
+        """Give a waiting request a row."""
+        self.waiting.remove(request)
+        request.tenancy = self.reservations.admit(request)
+        if not request.stats.preemptions:
+            request.stats.cached_tokens = request.tenancy.start
         self.running.append(request)
 
     def secure(self, request: Request, tokens: int) -> tuple[PageWrite, ...] | None:

@@ -60,12 +60,15 @@ class Scheduler:
       (the rest of their prompts; their next decoding round; at least one page each).
     - *Decoding.* All rows; if they exceed the ladder's batch, those that were launched longest
       ago.
-    - *Short of pages.* A row whose letters are outstanding, or whose need is in quarantine, sits
+    - *Prefixes.* Pages stay when their request ends, and a request that begins like an earlier
+      one starts behind what they hold (`prefix.PrefixCache`).
+    - *Short of pages.* Kept pages that nobody reads go first, the least recently used before
+      others. A row whose letters are outstanding, or whose need is in quarantine, sits
       the round out. Otherwise the request admitted last is preempted, until the pages suffice: it
       goes to the head of the queue, to compute prompt and output anew. The oldest always stays.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         ladder: ShapeLadder,
         groups: tuple[CacheGroup, ...],
@@ -74,7 +77,9 @@ class Scheduler:
         context_len: int,
         row_width: int,
         run_ahead: int,
+        *,
         chunk: int | None = None,
+        prefix_cache: bool = True,
     ) -> None:
         if len(groups) != len(group_pages) or not groups:
             raise ConfigError(f"group_pages: {len(group_pages)} given for {len(groups)} groups")
@@ -89,7 +94,7 @@ class Scheduler:
         self.run_ahead = run_ahead
         width = widest_chunk(ladder, chunk)
         footprint = Footprint(groups, group_pages, ladder.decode[-1], width, row_width)
-        self.roster = Roster(footprint, rows)
+        self.roster = Roster(footprint, rows, prefix_cache)
         self._live: dict[str, Request] = {}
         self._just_ended: dict[str, Request] = {}
         self._rounds: deque[tuple[int, list[Seat]]] = deque()
@@ -195,6 +200,7 @@ class Scheduler:
             seat.tenancy.settle(row.computed, seat.advance, seat.emits)
             seat.request.stats.count(row, seat.start is not None, result.round_id, now)
             seat.request.output.extend(row.tokens)
+            self.roster.reservations.publish(seat.request, seat.tenancy)
             if row.finish is not None:
                 self._end(seat.request, row.finish)
                 self._just_ended[seat.request.id] = seat.request

@@ -34,11 +34,16 @@ class Seat:
         return self.request.admission() if self.tenancy.last_round < 0 else None
 
     def feed(self, width: int) -> Feed | None:
-        """The chunk, and the token behind it, which the drafter reads at the chunk's end."""
+        """The chunk, and the token behind it, which the drafter reads at the chunk's end.
+
+        A row's first feed begins at its first token: who reads a row's tokens finds those too
+        whose pages were there already.
+        """
         if self.start is None:
             return None
+        start = self.start if self.tenancy.last_round >= 0 else 0
         stop = min(self.start + width + 1, self.tenancy.known)
-        return Feed(self.start, self.request.tokens(self.start, stop))
+        return Feed(start, self.request.tokens(start, stop))
 
 
 def prompt_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
@@ -51,11 +56,13 @@ def prompt_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
     queue = list(heapq.merge(started, roster.admissible(), key=lambda r: r.turn))
     chosen = queue[: sharing(ladder, [_chunk(roster, request) for request in queue])]
     joining = [request for request in chosen if request.tenancy is None]
+    tenants = len(roster.running)
     seats = [_prompt_seat(roster, r) for r in tuple(roster.running) if r in chosen]
     for request in joining:
         # A preemption just now puts the victim before them, and its turn comes first.
-        if roster.waiting[0] is request:
+        if len(roster.running) == tenants:
             roster.admit(request)
+            tenants += 1
             seats.append(_prompt_seat(roster, request))
     return [seat for seat in seats if seat is not None]
 
@@ -90,7 +97,7 @@ def step_plan(round_id: int, shape: StepShape, seats: list[Seat]) -> StepPlan:
 
 
 def _chunk(roster: Roster, request: Request) -> int:
-    """Tokens of the request's next prompt chunk."""
+    """Tokens of the request's next prompt chunk; of a waiting one, as if nothing were kept."""
     return min(request.known - request.upper, roster.footprint.chunk)
 
 
@@ -104,6 +111,8 @@ def _prompt_seat(roster: Roster, request: Request) -> Seat | None:
     writes = roster.secure(request, tokens)
     if writes is None:
         return None
+    if tenancy.last_round < 0:
+        writes = roster.reservations.columns(tenancy)
     return Seat(request, tenancy, writes, given, start + given == tenancy.known, start)
 
 

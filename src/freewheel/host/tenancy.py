@@ -28,7 +28,9 @@ class Tenancy:
     Letters are matched to the tenancy that was launched, never to a row number: the row may have
     a new tenant by the time a letter arrives.
 
-    `known`: tokens certain at admission. `limit`: tokens at which the row finishes. `lower`: the
+    `known`: tokens certain at admission. `limit`: tokens at which the row finishes. `start`: tokens
+    whose pages it was given at admission. `published`: blocks of its tokens that were in the
+    prefix cache when it last looked. `lower`: the
     row's `computed` as of the last letter. `pending`: the most tokens by which rounds in flight
     may advance it. `owed`: rounds in flight which emit at least one token each, unless the row
     has finished. `last_round`: the last round launched with this row; -1 before the first.
@@ -38,10 +40,12 @@ class Tenancy:
     known: int
     limit: int
     spans: tuple[PageSpan, ...]
+    start: int = 0
     lower: int = 0
     pending: int = 0
     owed: int = 0
     last_round: int = -1
+    published: int = 0
     open: bool = True
 
     @property

@@ -56,7 +56,10 @@ def entry_groups(
     """The window's group; then, for each kind of entries, theirs and that of their raw inputs.
 
     A group keeps what a later round may read: of the window the last `window` tokens, of a tail
-    the last `span`. Raises ConfigError if a page would end within a window.
+    the last `span`. Where a page of entries ends, every window has closed: a row that starts there
+    needs of a tail only what the next windows overlap with.
+
+    Raises ConfigError if a page would end within a window.
     """
     if page_size % spec.page_multiple:
         raise ConfigError(
@@ -72,15 +75,21 @@ def entry_groups(
         groups.append(CacheGroup(name, page_size, places.ratio, None, fields[:1] + fields[2:3]))
         largest = SPARSE_TAIL_PAGE if kind is LayerKind.SPARSE else HEAVY_TAIL_PAGE
         raw = fields[1:2] + fields[3:4]
-        groups.append(_latest(f"tail{places.ratio}", page_size, largest, places.span, raw))
+        overlap = places.span - places.ratio
+        groups.append(_latest(f"tail{places.ratio}", page_size, largest, places.span, raw, overlap))
     return tuple(groups)
 
 
 def _latest(
-    name: str, page_size: int, largest: int, retention: int, fields: tuple[CacheField, ...]
+    name: str,
+    page_size: int,
+    largest: int,
+    retention: int,
+    fields: tuple[CacheField, ...],
+    resume: int | None = None,
 ) -> CacheGroup:
     """A group of rows by position that keeps the last `retention` of them."""
-    return CacheGroup(name, math.gcd(page_size, largest), 1, retention, fields)
+    return CacheGroup(name, math.gcd(page_size, largest), 1, retention, fields, resume)
 
 
 def _fields(spec: CompressedSpec, kind: LayerKind, dtype: str) -> tuple[CacheField, ...]:

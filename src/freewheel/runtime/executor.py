@@ -165,15 +165,18 @@ class Executor:
     def _new_letters(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         """(inbox, outbox) of one shape, static."""
         name = f"letters.{shape.batch}x{shape.width}+{shape.depth}"
-        words = InboxLayout.of(shape, self.cache.groups).words
+        words = self._inbox_layout(shape).words
         inbox = self.arena.new(f"{name}.inbox", (words,), torch.int32)
         outbox = self.arena.new(f"{name}.outbox", outbox_shape(shape), torch.int32)
         return inbox, outbox
 
+    def _inbox_layout(self, shape: StepShape) -> InboxLayout:
+        return InboxLayout.of(shape, self.cache.groups, self.state.tokens.shape[1])
+
     def _open_lane(self, shape: StepShape) -> Lane:
         """Capture the graph of a shape on scratch rows: its inbox still holds an empty letter."""
         inbox, outbox = self._letters[shape]
-        layout = InboxLayout.of(shape, self.cache.groups)
+        layout = self._inbox_layout(shape)
         graph = self._new_graph()
 
         def advance() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from freewheel.config import Decisions, EngineConfig
@@ -30,7 +31,8 @@ def plan_memory(
 
     A group that keeps all tokens gets pages for `max_batch` requests of full context, or its share
     of `cache_bytes` where that is less; one that keeps the latest alone gets what so many requests
-    can ever hold at once. Raises ConfigError if not even one full-context request fits.
+    can ever hold at once, and what prompts found again need to start from (`resume_points`).
+    Raises ConfigError if not even one full-context request fits.
     """
     context_len = config.context_len or model_limit
     if context_len > model_limit:
@@ -46,9 +48,11 @@ def plan_memory(
             "that keep only the latest tokens; raise it, or lower chunk, max_batch or run_ahead"
         )
     cost = max(1, sum(costs) - latest)
-    budget = min(config.cache_bytes - latest, cost)
+    points = resume_points(config, groups, wanted, config.cache_bytes - latest)
+    kept = sum(points * resume_pages(group) * group.page_bytes for group in groups)
+    budget = min(config.cache_bytes - latest - kept, cost)
     pages = tuple(
-        n * budget // cost if group.retention is None else n
+        n * budget // cost if group.retention is None else n + points * resume_pages(group)
         for n, group in zip(wanted, groups, strict=True)
     )
     _check_one_fits(config, groups, pages, context_len)
@@ -77,6 +81,26 @@ def pages_wanted(config: EngineConfig, group: CacheGroup, context_len: int) -> i
     return config.max_batch * min(decoding, largest) + config.prefill_batch * min(
         prompting, largest
     )
+
+
+def resume_points(
+    config: EngineConfig, groups: tuple[CacheGroup, ...], wanted: tuple[int, ...], budget: int
+) -> int:
+    """How many blocks of tokens can be started behind, if all groups together keep their pages.
+
+    Every block of the history, if a fifth of `budget` bytes pays for the latest tokens at its end.
+    """
+    point = sum(resume_pages(group) * group.page_bytes for group in groups)
+    if not config.prefix_cache or not point:
+        return 0
+    size = math.lcm(*(group.page_size for group in groups))
+    tokens = [n * g.page_size for n, g in zip(wanted, groups, strict=True) if g.retention is None]
+    return min(max(tokens, default=0) // size, budget // 5 // point)
+
+
+def resume_pages(group: CacheGroup) -> int:
+    """Pages of the latest tokens that a block keeps."""
+    return -(-group.resume_tokens // group.page_size)
 
 
 def request_pages(config: EngineConfig, group: CacheGroup, context_len: int) -> int:

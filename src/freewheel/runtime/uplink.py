@@ -55,7 +55,8 @@ def pack(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None
 
     Raises CapacityError if the plan writes more pages than a letter of its shape holds.
     """
-    letter.fill(0)
+    letter[: layout.feed_tokens] = 0  # behind a feed's own tokens nothing is read
+    letter[layout.writes :] = 0
     letter[: len(plan.rows)] = plan.rows
     admissions = letter[layout.admissions : layout.feed_spans].reshape(layout.batch, -1)
     spans = letter[layout.feed_spans : layout.feed_tokens].reshape(layout.batch, 2)

@@ -34,6 +34,7 @@ from freewheel.spec.plan import (
     RowResult,
     StepPlan,
     StepResult,
+    feed_bound,
     page_writes_bound,
 )
 from freewheel.spec.sampling import FinishReason, SamplingParams
@@ -69,6 +70,7 @@ __all__ = [
     "StepResult",
     "StepShape",
     "YarnSpec",
+    "feed_bound",
     "page_writes_bound",
     "read_model_spec",
 ]

@@ -29,6 +29,9 @@ class CacheGroup:
 
     `page_size`: tokens that a page spans. `stride`: tokens that one stored row covers (1, 4, 128).
     `retention`: tokens behind `computed` that must stay readable; None keeps all of them.
+    `resume`: how many of those a row needs that starts at the end of pages which another row
+    wrote. Less than the retention where nothing that spans such an end is still unfinished; None
+    says all of them.
     """
 
     name: str
@@ -36,6 +39,7 @@ class CacheGroup:
     stride: int
     retention: int | None
     fields: tuple[CacheField, ...]
+    resume: int | None = None
 
     def __post_init__(self) -> None:
         if self.page_size < 1 or self.stride < 1 or self.page_size % self.stride:
@@ -57,6 +61,16 @@ class CacheGroup:
     def token_bytes(self) -> float:
         """Bytes that one token adds, over all fields and layers."""
         return self.page_bytes / self.page_size
+
+    @property
+    def resume_tokens(self) -> int:
+        """Tokens behind a page's end that a row needs to start there; 0 where all are kept."""
+        return (self.retention or 0) if self.resume is None else self.resume
+
+    def resume_columns(self, end: int) -> range:
+        """Columns of the pages that hold those tokens, for a row that starts at `end`."""
+        first = max(0, end - self.resume_tokens) // self.page_size
+        return range(first, self.pages_for(end))
 
     def pages_for(self, tokens: int) -> int:
         """Pages that hold the first `tokens` tokens of a row."""

@@ -53,8 +53,9 @@ class PageWrite:
 class StepPlan:
     """One round. `rows`, `admissions` and `feeds` run in parallel; at most `shape.batch` long.
 
-    A feed brings at most `shape.width + 1` tokens: the rectangle's own, and the one behind it,
-    which the drafter reads at a chunk's last position.
+    A feed brings the rectangle's own tokens and the one behind it, which the drafter reads at a
+    chunk's last position; a row's first feed also those before the rectangle, whose pages were
+    found. See `feed_bound`.
     """
 
     round_id: int
@@ -89,9 +90,19 @@ class StepResult:
     rows: tuple[RowResult, ...]
 
 
-def page_writes_bound(shape: StepShape, groups: tuple[CacheGroup, ...]) -> int:
+def feed_bound(shape: StepShape, row_width: int) -> int:
+    """The most tokens that one feed of such a plan brings: the inbox needs this room.
+
+    The first round of a prompt may bring a whole row of `row_width` tokens.
+    """
+    return row_width if shape.for_prompts else min(shape.width + 1, row_width)
+
+
+def page_writes_bound(shape: StepShape, groups: tuple[CacheGroup, ...], row_width: int) -> int:
     """The most page-table entries that a plan of this shape writes: the inbox needs this room.
 
-    From one launch of a row to the next its reserved length grows by at most `shape.reach`.
+    From one launch of a row to the next its reserved length grows by at most `shape.reach`; a
+    prompt's first round may find pages for the whole row.
     """
-    return shape.batch * sum(group.pages_for(shape.reach) for group in groups)
+    tokens = row_width if shape.for_prompts else shape.reach
+    return shape.batch * sum(group.pages_for(tokens) for group in groups)

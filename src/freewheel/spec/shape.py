@@ -35,7 +35,12 @@ class StepShape:
         All of them where drafts are verified; the last certain one alone in a prompt's rectangle,
         where logits of every position would cost `width * vocabulary` floats for nothing.
         """
-        return self.width if self.width <= MAX_VERIFY_WIDTH else 1
+        return 1 if self.for_prompts else self.width
+
+    @property
+    def for_prompts(self) -> bool:
+        """Too wide to verify drafts."""
+        return self.width > MAX_VERIFY_WIDTH
 
     @property
     def reach(self) -> int:

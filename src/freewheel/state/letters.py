@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from freewheel.spec.cache import CacheGroup
-from freewheel.spec.plan import page_writes_bound
+from freewheel.spec.plan import feed_bound, page_writes_bound
 from freewheel.spec.sampling import MAX_STOP_IDS
 from freewheel.spec.shape import StepShape
 
@@ -35,9 +35,10 @@ class InboxLayout:
     page_writes: int
 
     @classmethod
-    def of(cls, shape: StepShape, groups: tuple[CacheGroup, ...]) -> InboxLayout:
-        """A letter for rounds of `shape`, whose groups' tables may all need new pages."""
-        return cls(shape.batch, shape.width + 1, page_writes_bound(shape, groups))
+    def of(cls, shape: StepShape, groups: tuple[CacheGroup, ...], row_width: int) -> InboxLayout:
+        """A letter for rounds of `shape` over rows of `row_width` tokens."""
+        writes = page_writes_bound(shape, groups, row_width)
+        return cls(shape.batch, feed_bound(shape, row_width), writes)
 
     @property
     def admissions(self) -> int:

@@ -19,7 +19,7 @@ def receive(
 
     inbox: int32 [words], laid out as InboxLayout says.
     """
-    layout = InboxLayout.of(shape, groups)
+    layout = InboxLayout.of(shape, groups, state.tokens.shape[1])
     ops.apply_inbox(
         inbox,
         state.tokens,

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages of earlier requests, found again by the tokens that they stand for.
+
+A block is the stretch of tokens after which pages of all groups end. What a block's pages hold
+follows from the tokens up to its end and the one behind it, which the drafter's last row has read.
+So a block is known by all of these tokens: its key is a keyed hash of the key before it and of its
+own tokens, shifted by one. Whoever starts behind a block found by its key has what it would have
+computed itself, drafter's rows included.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import chain
+
+from freewheel.host.pages import PageAllocator
+from freewheel.host.request import Request
+from freewheel.host.tenancy import PageSpan, Tenancy
+
+DIGEST_BYTES = 16
+
+
+@dataclass(eq=False)
+class Block:
+    """Kept pages of one block.
+
+    `pages[g]`: of a group that keeps everything, the block's own pages. `latest[g]`: of a group
+    that keeps the latest tokens, the pages that a row needs which starts at the block's end; None
+    if they are not kept, and then the block only leads to others. Both are empty where the group
+    is of the other sort.
+    """
+
+    key: bytes
+    parent: Block | None
+    pages: tuple[tuple[int, ...], ...]
+    latest: tuple[tuple[int, ...], ...] | None = None
+    children: set[Block] = field(default_factory=set["Block"])
+
+
+class PrefixCache:
+    """Blocks by key; the least recently used go first when a group runs short of pages.
+
+    `secret` keys the hash, so that nobody can construct two prompts with the same blocks. Tenants
+    with different salts share nothing.
+    """
+
+    def __init__(self, pools: Sequence[PageAllocator], secret: bytes | None = None) -> None:
+        self._pools = tuple(pools)
+        self._groups = tuple(pool.group for pool in pools)
+        self._secret = secrets.token_bytes(32) if secret is None else secret
+        self.block_size = math.lcm(*(group.page_size for group in self._groups))
+        self._blocks: dict[bytes, Block] = {}
+        self._leaves: OrderedDict[Block, None] = OrderedDict()
+        self._resumable: OrderedDict[Block, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def match(self, request: Request) -> tuple[Block, ...]:
+        """The longest run of blocks, from the request's first token on, behind which it can start.
+
+        At least one certain token is left to compute: a block is known by the token behind it.
+        """
+        found: list[Block] = []
+        for key in self.keys(request):
+            block = self._blocks.get(key)
+            if block is None:
+                break
+            found.append(block)
+        while found and found[-1].latest is None:
+            found.pop()
+        return tuple(found)
+
+    def common(self, one: Request, other: Request) -> int:
+        """Tokens of the blocks that both requests begin with."""
+        first, second = self.keys(one), self.keys(other)
+        low, high = 0, min(len(first), len(second))
+        while low < high:  # equal keys have equal ones before them
+            middle = (low + high + 1) // 2
+            same = first[middle - 1] == second[middle - 1]
+            low, high = (middle, high) if same else (low, middle - 1)
+        return low * self.block_size
+
+    def touch(self, blocks: Sequence[Block]) -> None:
+        """These blocks are in use now."""
+        if not blocks:
+            return
+        if blocks[-1] in self._leaves:
+            self._leaves.move_to_end(blocks[-1])
+        for block in blocks:
+            if block in self._resumable:
+                self._resumable.move_to_end(block)
+
+    def publish(self, request: Request, tenancy: Tenancy) -> None:
+        """Keep the blocks that the row has computed and that are not kept yet."""
+        keys = self.keys(request)[: tenancy.lower // self.block_size]
+        at = tenancy.published
+        while at and keys[at - 1] not in self._blocks:
+            at -= 1
+        parent = self._blocks[keys[at - 1]] if at else None
+        for index in range(at, len(keys)):
+            block = self._blocks.get(keys[index])
+            if block is None:
+                block = self._add(keys[index], parent, tenancy, index)
+            parent = block
+            if block.latest is None:
+                self._keep_latest(block, tenancy, index)
+        tenancy.published = len(keys)
+
+    def make_room(self, group: int, count: int) -> None:
+        """Drop blocks until `count` pages of the group are free, or will be once letters came."""
+        pool = self._pools[group]
+        if self._groups[group].retention is None:
+            while pool.free + pool.quarantined < count and pool.cached:
+                self._drop_oldest(group)
+            return
+        for block in tuple(self._resumable):
+            if pool.free + pool.quarantined >= count:
+                return
+            if block.latest is not None and self._frees(group, block.latest[group]):
+                self._drop_latest(block)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for block in [b for b in self._blocks.values() if b.parent is None]:
+            self._drop(block)
+
+    def forget(self, request: Request, tenancy: Tenancy) -> None:
+        """Drop the blocks that the tenancy may have written, and all that follow them."""
+        first = tenancy.start // self.block_size
+        for key in self.keys(request)[first:]:
+            if key in self._blocks:
+                self._drop(self._blocks[key])
+                return
+
+    def keys(self, request: Request) -> list[bytes]:
+        """Of every block behind which the request has a certain token."""
+        size, keys = self.block_size, request.block_keys
+        for index in range(len(keys), (request.known - 1) // size):
+            first = index * size
+            tokens = request.tokens(first + 1 if index else 0, first + size + 1)
+            before = keys[-1] if keys else request.cache_salt.encode()
+            data = len(before).to_bytes(4, "little") + before + array("q", tokens).tobytes()
+            keys.append(blake2b(data, key=self._secret, digest_size=DIGEST_BYTES).digest())
+        return keys
+
+    def _add(self, key: bytes, parent: Block | None, tenancy: Tenancy, index: int) -> Block:
+        pages = tuple(
+            () if group.retention is not None else _own(span, self._columns(group.page_size, index))
+            for group, span in zip(self._groups, tenancy.spans, strict=True)
+        )
+        for pool, own in zip(self._pools, pages, strict=True):
+            pool.keep(own)
+        block = self._blocks[key] = Block(key, parent, pages)
+        if parent is not None:
+            parent.children.add(block)
+            self._leaves.pop(parent, None)
+        self._leaves[block] = None
+        return block
+
+    def _columns(self, page_size: int, index: int) -> range:
+        each = self.block_size // page_size
+        return range(index * each, (index + 1) * each)
+
+    def _keep_latest(self, block: Block, tenancy: Tenancy, index: int) -> None:
+        end = (index + 1) * self.block_size
+        latest: list[tuple[int, ...]] = []
+        for group, span in zip(self._groups, tenancy.spans, strict=True):
+            columns = range(0) if group.retention is None else group.resume_columns(end)
+            if columns and columns.start < span.first:
+                return  # freed before the block could be kept
+            latest.append(_own(span, columns))
+        for pool, pages in zip(self._pools, latest, strict=True):
+            pool.keep(pages)
+        block.latest = tuple(latest)
+        self._resumable[block] = None
+
+    def _drop_oldest(self, group: int) -> None:
+        """Drop a leaf that frees pages of the group; failing that, any such block and its heirs."""
+        blocks = chain(self._leaves, self._blocks.values())
+        block = next(b for b in blocks if self._frees(group, b.pages[group]))
+        parent = block.parent
+        self._drop(block)
+        if parent is not None and parent in self._leaves:
+            self._leaves.move_to_end(parent, last=False)
+
+    def _frees(self, group: int, pages: tuple[int, ...]) -> bool:
+        return self._pools[group].some_idle(pages)
+
+    def _drop(self, block: Block) -> None:
+        """Drop a block and everything behind it."""
+        if block.parent is not None:
+            block.parent.children.discard(block)
+            if not block.parent.children:
+                self._leaves[block.parent] = None
+        heirs = [block]
+        while heirs:
+            heir = heirs.pop()
+            heirs.extend(heir.children)
+            heir.children.clear()
+            self._drop_latest(heir)
+            for pool, pages in zip(self._pools, heir.pages, strict=True):
+                pool.drop(pages)
+            del self._blocks[heir.key]
+            self._leaves.pop(heir, None)
+
+    def _drop_latest(self, block: Block) -> None:
+        if block.latest is None:
+            return
+        for pool, pages in zip(self._pools, block.latest, strict=True):
+            pool.drop(pages)
+        block.latest = None
+        del self._resumable[block]
+
+
+def _own(span: PageSpan, columns: range) -> tuple[int, ...]:
+    return tuple(span.pages[column - span.first] for column in columns)
