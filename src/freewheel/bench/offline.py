@@ -129,6 +129,7 @@ def plan_runs(
             max_batch=batch,
             prefill_batch=min(2, batch),
             speculate=depth,
+            prefix_cache=False,  # prompts come again, and each is to be computed
             **options,
         )
         for batch in batches
