@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from freewheel.engine import LLM, Chunk, Metrics, Output, Piece
+    from freewheel.engine import LLM, Chunk, Logprobs, Metrics, Output, Piece
     from freewheel.spec import FinishReason, SamplingParams
 
 __version__ = "0.1.0"
@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "LLM": "freewheel.engine",
     "Chunk": "freewheel.engine",
+    "Logprobs": "freewheel.engine",
     "Metrics": "freewheel.engine",
     "Output": "freewheel.engine",
     "Piece": "freewheel.engine",
@@ -32,6 +33,7 @@ __all__ = [
     "LLM",
     "Chunk",
     "FinishReason",
+    "Logprobs",
     "Metrics",
     "Output",
     "Piece",

@@ -68,6 +68,21 @@ def test_every_implementation_chooses_as_the_specification(dtype) -> None:
         assert torch.equal(first, second), trial
 
 
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_is_chosen_from_nan_or_from_nothing(body, temperature: float) -> None:
+    logits = torch.randn(3, 2, 40)
+    logits[0, 1, 7], logits[1, 0] = math.nan, -math.inf
+    logits[2, 0], logits[2, 0, 39] = -math.inf, -5.0
+    state = rows_of(
+        *({"temperature": temperature, "top_p": 0.9} for _ in range(3)), seeds=[1, 2, 3]
+    )
+    chosen = pick(body, logits, torch.arange(6).view(3, 2).int(), [1, 2, 3], state).tolist()
+    assert chosen[0][0] >= 0 and chosen[0][1] == -1
+    assert chosen[1][0] == -1 and chosen[1][1] >= 0
+    assert chosen[2][0] == 39
+
+
 def test_sampling_follows_the_softmax() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 2.0])
     draws = 40_000

@@ -7,6 +7,7 @@ TRITON_INTERPRET=1 python -m pytest tests/ops/test_cuda_kernels.py
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import random
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
+from tests.ops.adjust_cases import adjust_case
 from tests.ops.cases import CASES, Sizes, arguments, draw, draw_pages, generator, ints
 
 pytest.importorskip("triton")
@@ -217,9 +219,54 @@ def test_the_choice_is_the_specification_s(seed: int, ties: bool) -> None:
     logits = draw(seed, rows, choices, vocabulary) * 3
     logits = logits.round() if ties else logits
     positions = torch.arange(rows * choices, dtype=torch.int32).view(rows, choices)
+    logits[1, 1, 7], logits[2, 0], logits[4, 2, vocabulary - 1] = math.nan, -math.inf, math.nan
     args = (logits, positions, torch.arange(rows, dtype=torch.int32), *state)
     found = IMPLEMENTATIONS["choose", "cuda"](*on_device(args))
     assert torch.equal(found.cpu(), SPECIFICATIONS["choose"](*args))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_adjusted_logits_are_the_specification_s(seed: int) -> None:
+    args = adjust_case(seed, choices=1 + seed % 4)
+    found = IMPLEMENTATIONS["adjust", "cuda"](*on_device(args)).cpu()
+    live = args[1] >= args[1][:, :1]  # padding queries may come out as they like
+    assert_near(found[live], SPECIFICATIONS["adjust"](*args)[live], torch.float32)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("vocabulary", [7, 300, 5000])
+def test_scores_are_the_specification_s(vocabulary: int, ties: bool) -> None:
+    logits = draw(vocabulary, 2, 3, vocabulary) * 3
+    logits = logits.round() if ties else logits
+    logits[0, 1, 2], logits[1, 0, 3] = math.nan, -math.inf
+    targets = ints(-1, 2, 6, 3, 0, 1).view(2, 3)
+    found = IMPLEMENTATIONS["score", "cuda"](*on_device((logits, targets)), 20).cpu()
+    expected = SPECIFICATIONS["score"](logits, targets, 20)
+    assert torch.equal(found[..., 1:21], expected[..., 1:21])
+    for part in (slice(0, 1), slice(21, None)):
+        one, other = (
+            words[..., part].contiguous().view(torch.float32) for words in (found, expected)
+        )
+        assert_near(one, other, torch.float32)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_adjustments_arrive_as_the_specification_takes_them(seed: int) -> None:
+    results = []
+    for body, device in (
+        (SPECIFICATIONS["apply_adjustments"], "cpu"),
+        (IMPLEMENTATIONS["apply_adjustments", "cuda"], DEVICE),
+    ):
+        columns = [c.clone() for c in adjust_case(seed, choices=1)[5:]]
+        sizes = sum(c[0].numel() for c in columns)
+        words = torch.randint(-(2**20), 2**20, (4, 1 + sizes), generator=generator(seed)).int()
+        words[:, 0] = ints(1, 0, 15, 0)
+        args = (ints(2, 1, 3, 0), words, *columns)
+        moved = [a.to(device) for a in args]
+        body(*moved)
+        results.append([c.cpu().contiguous().view(torch.int32) for c in moved[2:]])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 def random_round(seed: int, width: int) -> dict[str, Tensor]:
@@ -266,9 +313,9 @@ def test_the_round_s_own_kernels_do_what_their_specifications_do(seed: int, widt
             "open_step", state["tokens"], state["tables"], rows, start, query_lens, width, 1, (4, 7)
         )
         chance = generator(seed + 50)
-        choice = torch.randint(0, 3, (5, choices), generator=chance, dtype=torch.int32).to(device)
+        choice = torch.randint(-1, 3, (5, choices), generator=chance, dtype=torch.int32).to(device)
         seen = torch.randint(0, 3, (5, choices), generator=chance, dtype=torch.int32).to(device)
-        outbox = torch.full((5, 5 + choices), -7, dtype=torch.int32, device=device)
+        outbox = torch.full((5, 7 + choices), -7, dtype=torch.int32, device=device)
         accept, live = call(
             "commit", state["tokens"], *lens, outbox, state["stops"], rows, start, given,
             query_lens, seen, choice,
@@ -287,7 +334,7 @@ def test_the_round_s_own_kernels_do_what_their_specifications_do(seed: int, widt
 @pytest.mark.parametrize("seed", range(4))
 def test_an_inbox_is_applied_as_the_specification_applies_it(seed: int) -> None:
     rng, (batch, feed, writes) = random.Random(seed), (3, 5, 9)
-    words = 11 + 8
+    words = 12 + 8
     letter = torch.zeros(batch + batch * words + 2 * batch + batch * feed + 4 * writes).int()
     rows = rng.sample(range(1, 7), 2)
     letter[:2] = ints(*rows)
@@ -309,13 +356,14 @@ def test_an_inbox_is_applied_as_the_specification_applies_it(seed: int) -> None:
         floats = [torch.full((7,), 0.5, device=device) for _ in range(3)]
         minimum, top_k = (torch.ones(7, dtype=torch.int32, device=device) for _ in range(2))
         seeds = torch.ones(7, dtype=torch.int64, device=device)
+        uses = torch.ones(7, dtype=torch.int32, device=device)
         args = (
             letter.to(device), state["tokens"], state["known"], state["computed"], state["drafts"],
-            state["limit"], minimum, state["tables"], *floats, top_k, seeds, state["stops"],
+            state["limit"], minimum, state["tables"], *floats, top_k, seeds, uses, state["stops"],
         )  # fmt: skip
         body = SPECIFICATIONS["apply_inbox"]
         body = body if bodies == "cpu" else IMPLEMENTATIONS["apply_inbox", "cuda"]
-        body(*args, batch, feed, writes)
+        body(*args, words, batch, feed, writes)
         results.append([t.cpu() for t in args])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)

@@ -63,6 +63,8 @@ def committed(row: Row, width: int, choice: dict[int, int]) -> tuple[list[int], 
     while True:
         at = row.known - 1 + len(out)
         token = choice[at]
+        if token < 0:
+            return out, 3, given - 1 + len(out), agreed
         out.append(token)
         drafted = at + 1 < row.computed + query_len
         right = drafted and row.tokens[at + 1] == token
@@ -113,6 +115,8 @@ def test_a_round_commits_what_a_row_by_row_walk_commits(width: int, seed: int) -
     )
     choice_of = [{p: rng.randrange(6) for p in range(LENGTH)} for _ in batch]
     for b, index in enumerate(batch):  # make long runs of agreement likely
+        for p in rng.sample(range(LENGTH), 2):
+            choice_of[b][p] = -1  # nothing could be chosen there
         for p in range(LENGTH - 1):
             if index and rng.random() < 0.7:
                 choice_of[b][p] = rows[index - 1].tokens[p + 1]

@@ -6,12 +6,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from freewheel import ops
+from freewheel.spec.shape import StepShape
 from freewheel.state import SequenceState
 
 
-def choose_next(state: SequenceState, rows: Tensor, positions: Tensor, logits: Tensor) -> Tensor:
-    """int32 [B, C]: the token after each query.
+def choose_next(
+    state: SequenceState, rows: Tensor, positions: Tensor, logits: Tensor, shape: StepShape
+) -> Tensor:
+    """int32 [B, C]: the token after each query of a round of `shape`; -1 where none can be chosen.
 
-    rows int32 [B]; positions int32 [B, C] of the queries; logits float [B, C, V].
+    rows int32 [B]; positions int32 [B, C] of the queries; logits float [B, C, V]. The target and
+    the drafter both choose here, so a draft obeys what its request asks for.
     """
+    if shape.adjusts:
+        logits = ops.adjust(
+            logits, positions, rows, state.tokens, state.uses, *state.adjust.columns
+        )
     return ops.choose(logits, positions, rows, *state.sampling)

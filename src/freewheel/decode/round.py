@@ -16,6 +16,7 @@ from torch import Tensor
 from freewheel import ops
 from freewheel.decode.choice import choose_next
 from freewheel.decode.drafter import Drafter, Verified
+from freewheel.decode.report import echo, report
 from freewheel.models.base import Model
 from freewheel.spec.shape import StepShape
 from freewheel.state import CachePool, SequenceState, open_step, receive
@@ -40,12 +41,17 @@ class Round:
         view = open_step(state, rows, start, query_lens, shape.width)
         hidden = self.target.forward(view, cache)  # float [B, W, H]
         logits = self.target.logits(chosen_queries(hidden, given, shape))  # float [B, C, V]
-        choice = choose_next(state, rows, chosen_queries(view.positions, given, shape), logits)
+        positions = chosen_queries(view.positions, given, shape)
+        choice = choose_next(state, rows, positions, logits, shape)
 
         seen = chosen_queries(view.tokens, given, shape)  # int32 [B, C]
         accept_lens, live = ops.commit(
             state.tokens, *state.lengths, outbox, state.stop_ids, rows, *opened, seen, choice
         )  # int32 [B] each
+        if shape.reports:
+            report(logits, choice, given, shape, outbox)
+        if shape.echoes:
+            echo(state, view, self.target, hidden, shape, outbox)
         verified = Verified(rows, start, accept_lens, live, hidden)
         self.drafter.draft(state, cache, verified, shape)
 

@@ -7,7 +7,7 @@ May import `freewheel.config`, `.spec`, `.host` and `.runtime`. Must never touch
 from __future__ import annotations
 
 from freewheel.engine.llm import LLM, Prompt
-from freewheel.engine.output import Arrival, Chunk, Metrics, Output, Piece
+from freewheel.engine.output import Arrival, Chunk, Logprobs, Metrics, Output, Piece
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.runtime import (
     DeviceTrace,
@@ -29,6 +29,7 @@ __all__ = [
     "Arrival",
     "Chunk",
     "DeviceTrace",
+    "Logprobs",
     "Machine",
     "Metrics",
     "Output",

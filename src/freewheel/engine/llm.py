@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from freewheel.config import EngineConfig, find_model
-from freewheel.engine.output import Chunk, Output
+from freewheel.engine.output import Chunk, Logprobs, Output
 from freewheel.engine.session import Live, Session
 from freewheel.engine.tokenizer import Tokenizer
+from freewheel.engine.wishes import adjustments_of
 from freewheel.errors import RequestError
 from freewheel.host import Request, Scheduler, TextStream
 from freewheel.runtime import build
@@ -53,9 +54,15 @@ class LLM:
         """Tokens that prompt and answer may have together."""
         return self.built.sizes.row_width
 
-    def capture(self, progress: Callable[[StepShape], None] = lambda _: None) -> None:
-        """Make every graph now, rather than each when it is first needed."""
-        self.executor.capture(self.built.ladder.shapes(), progress)
+    def capture(
+        self, progress: Callable[[StepShape], None] = lambda _: None, extras: int = 0
+    ) -> None:
+        """Make every graph now, rather than each when it is first needed.
+
+        `extras`: also those of rounds that do more than choose, up to so much (0 to 3, see
+        `StepShape.extras`); others are made when a request first asks for them.
+        """
+        self.executor.capture(self.built.ladder.shapes(extras), progress)
 
     def generate(
         self,
@@ -133,9 +140,13 @@ class LLM:
         self._check_ids("stop_token_ids", params.stop_token_ids)
         eos = () if params.ignore_eos else self.spec.eos_ids
         stop_ids = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
+        self._check_ids("logit_bias", tuple(token for token, _ in params.biases))
+        self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
+        adjustments = adjustments_of(params, len(ids), self.tokenizer)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        name, context_len = next(self._ids), self.context_len
-        return Request(name, ids, params, seed, context_len, stop_ids, cache_salt)
+        return Request(
+            next(self._ids), ids, params, seed, self.context_len, stop_ids, adjustments, cache_salt
+        )
 
     def _check_ids(self, field: str, ids: tuple[int, ...]) -> None:
         for token in ids:
@@ -206,4 +217,10 @@ def _join(chunks: list[Chunk]) -> Output:
         token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
         finish_reason=last.finish_reason,
         metrics=last.metrics,
+        logprobs=None if last.logprobs is None else _joined_logprobs(chunks),
+        prompt_logprobs=last.prompt_logprobs,
     )
+
+
+def _joined_logprobs(chunks: list[Chunk]) -> tuple[Logprobs, ...]:
+    return tuple(one for chunk in chunks for one in chunk.logprobs or ())

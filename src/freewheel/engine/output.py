@@ -60,6 +60,18 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class Logprobs:
+    """Log-probability of a token by the model's own logits, and of the likeliest tokens there.
+
+    `top`: as many as were asked for, likeliest first: (token id, log-probability).
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class Chunk:
     """What one round added to a stream. Joined texts equal the whole output's text."""
 
@@ -68,6 +80,10 @@ class Chunk:
     finish_reason: FinishReason | None
     metrics: Metrics | None
     """Set on the last chunk."""
+    logprobs: tuple[Logprobs, ...] | None = None
+    """One for each of `token_ids`, if asked for."""
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    """Set on the last chunk, if asked for: one for each prompt token; None for the first."""
 
     @property
     def text(self) -> str:
@@ -76,9 +92,15 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Output:
-    """A finished request. A stop token that ended it is the last of `token_ids`, not in `text`."""
+    """A finished request. A stop token that ended it is the last of `token_ids`, not in `text`.
+
+    `logprobs`: one for each of `token_ids`. `prompt_logprobs`: one for each prompt token, None for
+    the first, which nothing precedes. Both are None unless asked for.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     metrics: Metrics
+    logprobs: tuple[Logprobs, ...] | None = None
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from freewheel.engine.logprobs import prompt_logprobs, token_logprobs
 from freewheel.engine.output import Arrival, Chunk, Metrics, Piece
 from freewheel.errors import FreewheelError
 from freewheel.host import Request, Scheduler, TextDelta, TextStream, Update
@@ -118,10 +119,12 @@ class Session:
             accepted = min(update.accepted, len(kept))
             live.arrivals.append(Arrival(now - live.started, len(kept), update.drafted, accepted))
         pieces = tuple(Piece(text, before <= at < drafts_until) for text, at in delta.pieces)
+        logprobs = token_logprobs(update.request, before, len(kept))
         if finish is None:
-            return Chunk(pieces, kept, None, None)
+            return Chunk(pieces, kept, None, None, logprobs)
         del self._live[update.request.id]
-        return Chunk(pieces, kept, finish, _metrics(live))
+        prompt = prompt_logprobs(update.request)
+        return Chunk(pieces, kept, finish, _metrics(live), logprobs, prompt)
 
     def _read(self, live: Live, update: Update) -> tuple[FinishReason | None, TextDelta]:
         """Text of the update's tokens, and why the request ends with them, if it does.

@@ -8,8 +8,16 @@ from enum import StrEnum
 
 from freewheel.errors import RequestError
 from freewheel.host.tenancy import Tenancy
-from freewheel.spec import Admission, FinishReason, RowResult, SamplingParams
+from freewheel.spec import (
+    Adjustments,
+    Admission,
+    FinishReason,
+    RowResult,
+    SamplingParams,
+    TokenScore,
+)
 from freewheel.spec.sampling import MAX_STOP_IDS
+from freewheel.spec.shape import ADJUSTS, ECHOES, REPORTS
 
 
 class RequestState(StrEnum):
@@ -59,6 +67,8 @@ class Request:
 
     `seed` is resolved (`params.seed`, or one drawn by the caller). `stop_ids` are the ids that
     end the request on the device: the model's own, unless ignored, and `params.stop_token_ids`.
+    `adjustments`: what `params` asks to change about logits, in token ids; None if nothing.
+    `scores`: one for each of `output`, `echo`: for each prompt token but the first; if asked for.
     Only requests with the same `cache_salt` find each other's pages. `block_keys` are kept by
     `PrefixCache.keys`.
     Raises RequestError if they exceed MAX_STOP_IDS.
@@ -70,8 +80,11 @@ class Request:
     seed: int
     context_len: int
     stop_ids: tuple[int, ...] = ()
+    adjustments: Adjustments | None = None
     cache_salt: str = ""
     output: list[int] = field(default_factory=list[int])
+    scores: list[TokenScore] = field(default_factory=list[TokenScore])
+    echo: list[TokenScore] = field(default_factory=list[TokenScore])
     finish: FinishReason | None = None
     tenancy: Tenancy | None = None
     turn: int = -1  # the lower, the longer it has not been served
@@ -97,6 +110,29 @@ class Request:
     def minimum(self) -> int:
         """Tokens, prompt included, before which no stop id may be chosen."""
         return min(len(self.prompt) + self.params.min_tokens, self.limit)
+
+    def extras(self, prompt: bool) -> int:
+        """What a round must do for it besides choosing (`StepShape.extras`)."""
+        if prompt and self.params.prompt_logprobs is not None and not self.echoed:
+            return ECHOES
+        if self.params.logprobs is not None:
+            return REPORTS
+        return ADJUSTS if self.adjustments is not None else 0
+
+    @property
+    def echoed(self) -> bool:
+        """Every prompt token but the first has its score, or nobody asked for them."""
+        return self.params.prompt_logprobs is None or len(self.echo) >= len(self.prompt) - 1
+
+    def take(self, row: RowResult, start: int | None) -> None:
+        """Add what a letter brings. `start`: the first position of a prompt's rectangle."""
+        self.output.extend(row.tokens)
+        if self.params.logprobs is not None:
+            self.scores.extend(row.scores)
+        if start is not None and not self.echoed:
+            # computed anew after a preemption, positions come twice; the first scores stay
+            fresh = row.echo[max(len(self.echo) - start, 0) :]
+            self.echo.extend(fresh[: len(self.prompt) - 1 - len(self.echo)])
 
     @property
     def known(self) -> int:
@@ -155,6 +191,7 @@ class Request:
             min_p=self.params.min_p,
             seed=self.seed,
             stop_ids=self.stop_ids,
+            adjustments=self.adjustments,
         )
 
     def end(self, reason: FinishReason, length: int | None = None) -> None:
@@ -163,4 +200,5 @@ class Request:
             if not 0 <= length <= len(self.output):
                 raise RequestError("length", f"must be 0 to {len(self.output)}, got {length}")
             del self.output[length:]
+            del self.scores[length:]
         self.finish = reason

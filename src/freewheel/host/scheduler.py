@@ -12,7 +12,14 @@ from freewheel.host.chunks import widest_chunk
 from freewheel.host.footprint import Footprint
 from freewheel.host.request import Request
 from freewheel.host.roster import Roster
-from freewheel.host.seats import Seat, decode_seats, prompt_seats, prompt_shape, step_plan
+from freewheel.host.seats import (
+    Seat,
+    decode_seats,
+    extras_of,
+    prompt_seats,
+    prompt_shape,
+    step_plan,
+)
 from freewheel.spec import (
     CacheGroup,
     FinishReason,
@@ -199,7 +206,7 @@ class Scheduler:
                 continue
             seat.tenancy.settle(row.computed, seat.advance, seat.emits)
             seat.request.stats.count(row, seat.start is not None, result.round_id, now)
-            seat.request.output.extend(row.tokens)
+            seat.request.take(row, seat.start)
             self.roster.reservations.publish(seat.request, seat.tenancy)
             if row.finish is not None:
                 self._end(seat.request, row.finish)
@@ -241,4 +248,4 @@ class Scheduler:
 
 
 def _decode_shape(seats: list[Seat], ladder: ShapeLadder) -> StepShape:
-    return ladder.fit_decode(len(seats))
+    return ladder.fit_decode(len(seats), extras_of(seats))

@@ -81,7 +81,13 @@ def decode_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
 def prompt_shape(seats: list[Seat], ladder: ShapeLadder) -> StepShape:
     """The smallest prompt rectangle for these rows."""
     ready = any(seat.emits for seat in seats)
-    return ladder.fit_prefill(len(seats), max(seat.advance for seat in seats), ready)
+    longest = max(seat.advance for seat in seats)
+    return ladder.fit_prefill(len(seats), longest, ready, extras_of(seats))
+
+
+def extras_of(seats: list[Seat]) -> int:
+    """What the round must do for these rows besides choosing."""
+    return max(seat.request.extras(prompt=seat.start is not None) for seat in seats)
 
 
 def step_plan(round_id: int, shape: StepShape, seats: list[Seat]) -> StepPlan:

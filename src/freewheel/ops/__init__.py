@@ -10,6 +10,7 @@ of rows, lengths, pages and slots. It never knows about requests.
 """
 
 from freewheel.ops import cpu
+from freewheel.ops.adjusting import adjust, apply_adjustments
 from freewheel.ops.attention import index_logits, sparse_mla, topk_slots
 from freewheel.ops.cache import store_index_key, store_latent
 from freewheel.ops.choosing import choose
@@ -54,6 +55,7 @@ from freewheel.ops.registry import (
     kernels_loaded,
     load_kernels,
 )
+from freewheel.ops.scoring import score
 from freewheel.ops.sinks import sink_attention
 from freewheel.ops.steps import hyper_enter, place_heads, store_entries, window_attention
 
@@ -61,6 +63,8 @@ __all__ = [
     "IMPLEMENTATIONS",
     "SPECIFICATIONS",
     "add_rms_norm",
+    "adjust",
+    "apply_adjustments",
     "apply_inbox",
     "choose",
     "clamped_experts",
@@ -90,6 +94,7 @@ __all__ = [
     "route",
     "route_best",
     "route_by_token",
+    "score",
     "silu_mul",
     "sink_attention",
     "sparse_mla",

@@ -37,17 +37,21 @@ def choose(
     stop_ids: Tensor,  # int32 [R, S]
     minimum_lens: Tensor,  # int32 [R]
 ) -> Tensor:
-    """int32 [B, C]: the token after each query. Equal scores: the lowest id wins."""
+    """int32 [B, C]: the token after each query. Equal scores: the lowest id wins.
+
+    -1, no token: the query's logits hold NaN, or none of them is above -inf.
+    """
     at = rows.long()
     early = positions + 1 < minimum_lens[at][:, None]  # bool [B, C]
     logits = mask_stop_ids(logits, stop_ids[at], early)
     warm = temperature[at][:, None, None]  # float32 [B, 1, 1]
-    greedy = logits.argmax(-1)
+    best, greedy = logits.max(-1)  # NaN if there is one
     scaled = logits / torch.where(warm > 0, warm, 1).to(logits.dtype)
     kept = filter_logits(scaled, top_k[at], top_p[at], min_p[at])
     noise = gumbel(seeds[at], positions, logits.shape[-1]).to(logits.dtype)
     sampled = (kept + noise).argmax(-1)
-    return torch.where(warm[..., 0] > 0, sampled, greedy).int()
+    chosen = torch.where(warm[..., 0] > 0, sampled, greedy)
+    return torch.where(best > -torch.inf, chosen, -1).int()
 
 
 def mask_stop_ids(logits: Tensor, stop_ids: Tensor, early: Tensor) -> Tensor:

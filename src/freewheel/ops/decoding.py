@@ -17,12 +17,13 @@ _STATE_WRITES = (
     "Tensor(a!) tokens, Tensor(b!) known_lens, Tensor(c!) computed_lens, Tensor(d!) draft_lens, "
     "Tensor(e!) limit_lens, Tensor(f!) minimum_lens, Tensor(g!) page_tables, "
     "Tensor(h!) temperature, Tensor(i!) top_p, Tensor(j!) min_p, Tensor(k!) top_k, "
-    "Tensor(l!) seeds, Tensor(m!) stop_ids"
+    "Tensor(l!) seeds, Tensor(n!) uses, Tensor(m!) stop_ids"
 )
 
 
 @op(
-    f"apply_inbox(Tensor inbox, {_STATE_WRITES}, int batch, int feed_width, int page_writes) -> ()",
+    f"apply_inbox(Tensor inbox, {_STATE_WRITES}, int admission_words, int batch, int feed_width, "
+    "int page_writes) -> ()",
     fake=nothing,
 )
 def apply_inbox(
@@ -39,7 +40,9 @@ def apply_inbox(
     min_p: Tensor,  # float32 [R]
     top_k: Tensor,  # int32 [R]
     seeds: Tensor,  # int64 [R]
+    uses: Tensor,  # int32 [R]
     stop_ids: Tensor,  # int32 [R, S]
+    admission_words: int,
     batch: int,
     feed_width: int,
     page_writes: int,
@@ -47,10 +50,9 @@ def apply_inbox(
     """Admissions, then feeds, then page writes, in the order of `state.letters.InboxLayout`.
 
     An admission sets every per-row value and zeroes the row's page tables, so that nothing of an
-    earlier tenant can be followed.
+    earlier tenant can be followed. Its stop ids are the last of its `admission_words` words.
     """
-    stops = stop_ids.shape[1]
-    words = 11 + stops
+    words = admission_words
     rows, spans, feed, writes = _split_inbox(inbox, batch, words, feed_width, page_writes)
     fields = inbox[batch : batch + batch * words].view(batch, words)  # int32 [B, words]
     admit = fields[:, 0] != 0  # bool [B]
@@ -70,7 +72,8 @@ def apply_inbox(
     for column, index in ((temperature, 0), (top_p, 1), (min_p, 2)):
         put(column, bits[:, index])
     put(seeds, (fields[:, 10].long() << 32) | (fields[:, 9].long() & 0xFFFFFFFF))
-    put(stop_ids, fields[:, 11:])
+    put(uses, fields[:, 11])
+    put(stop_ids, fields[:, words - stop_ids.shape[1] :])
     put(draft_lens, torch.zeros_like(rows))
     page_tables.index_fill_(1, target, 0)
 
@@ -207,7 +210,7 @@ def commit(
     computed_lens: Tensor,  # int32 [R]
     draft_lens: Tensor,  # int32 [R]
     limit_lens: Tensor,  # int32 [R]
-    outbox: Tensor,  # int32 [B, 5 + C]
+    outbox: Tensor,  # int32 [B, 5 + C or more]
     stop_ids: Tensor,  # int32 [R, S]
     rows: Tensor,  # int32 [B]
     start: Tensor,  # int32 [B]
@@ -221,8 +224,9 @@ def commit(
     The C queries are all columns where drafts are verified (C = W); in a prompt's rectangle
     (C = 1) the last certain one. A draft is accepted if it equals the choice at the query before
     it and everything before it was accepted; the run of fresh tokens ends at a stop id or at the
-    row's limit. Returns (accept_lens, live), int32 [B]: how far `computed` advanced, and whether
-    the row may be drafted for. Writes the outbox as `state.letters.OutboxLayout` says.
+    row's limit. A choice of -1 is none: it ends the row with an error, and is not appended. Returns
+    (accept_lens, live), int32 [B]: how far `computed` advanced, and whether the row may be drafted
+    for. Writes the first words of the outbox as `state.letters.OutboxLayout` says.
     """
     at = rows.long()
     known, limit = known_lens[at], limit_lens[at]
@@ -232,10 +236,10 @@ def commit(
     column = first[:, None] + index  # int32 [B, C]
     caught_up = (given > 0) & (start + given == known)  # bool [B]
     fresh = _accepted_run(given, query_lens, column, seen, choice) & caught_up[:, None]
-    fresh, stopped, full = _cut_at_end(fresh, choice, stop_ids[at], limit - known)
+    fresh, stopped, full, failed = _cut_at_end(fresh, choice, stop_ids[at], limit - known)
     count = fresh.sum(1, dtype=torch.int32)
     accept_lens = torch.where(caught_up, given - 1 + count, given)
-    finished = stopped | full
+    finished = stopped | full | failed
 
     place = torch.where(fresh, start[:, None] + column + 1, 0).long()
     where = torch.where(fresh, rows[:, None], 0).long()
@@ -247,12 +251,12 @@ def commit(
 
     after = torch.cat([seen[:, 1:], torch.full_like(seen[:, :1], -1)], 1)
     drafted = fresh & (column + 1 < query_lens[:, None]) & (after == choice)
-    finish = torch.where(stopped, 1, torch.where(full, 2, 0)).int()
+    finish = torch.where(stopped, 1, torch.where(full, 2, torch.where(failed, 3, 0))).int()
     agreed = drafted.sum(1, dtype=torch.int32)
     words = (count, finish, start + accept_lens, query_lens - given, agreed)
     packed = choice.gather(1, ((given - 1 - first)[:, None] + index).clamp(0, choices - 1).long())
     packed = torch.where(index < count[:, None], packed, -1)
-    outbox.copy_(torch.cat([torch.stack(words, 1), packed], 1))
+    outbox[:, : 5 + choices].copy_(torch.cat([torch.stack(words, 1), packed], 1))
     return accept_lens, (caught_up & ~finished).int()
 
 
@@ -272,18 +276,22 @@ def _accepted_run(
 
 def _cut_at_end(
     fresh: Tensor, choice: Tensor, stop_ids: Tensor, room: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """fresh bool [B, C] without what follows a row's first end; ended by a stop id; by its limit.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """fresh bool [B, C] without what follows a row's first end; how it ended, each bool [B].
 
-    room int32 [B]: tokens that the row may still take. A stop id in the last place is a stop.
+    By a stop id, by its limit, or by a choice of -1, which is cut off too. room int32 [B]: tokens
+    that the row may still take. A stop id in the last place is a stop.
     """
     rank = fresh.int().cumsum(1) - 1
-    stops = fresh & (choice[:, :, None] == stop_ids[:, None, :]).any(2)
+    void = fresh & (choice < 0)
+    stops = fresh & (choice[:, :, None] == stop_ids[:, None, :]).any(2) & ~void
     full = fresh & (rank >= room[:, None] - 1)
-    ends = (stops | full).int()
+    ends = (stops | full | void).int()
     fresh = fresh & (ends.cumsum(1) - ends == 0)
+    failed = (fresh & void).any(1)
+    fresh = fresh & ~void
     stopped = (fresh & stops).any(1)
-    return fresh, stopped, (fresh & full).any(1) & ~stopped
+    return fresh, stopped, (fresh & full).any(1) & ~stopped, failed
 
 
 def _fake_write_draft(
@@ -308,10 +316,10 @@ def write_draft(
 ) -> Tensor:
     """Write one draft a row behind the drafts already there; returns int32 [B], 1 where written.
 
-    A draft at or past the row's limit could never be used and is not written.
+    A draft at or past the row's limit could never be used and is not written; nor is a guess of -1.
     """
     at = rows.long()
-    kept = (live > 0) & (place < limit_lens[at])
+    kept = (live > 0) & (place < limit_lens[at]) & (guess >= 0)
     where = torch.where(kept, rows, 0).long()
     tokens.index_put_((where, torch.where(kept, place, 0).long()), torch.where(kept, guess, 0))
     draft_lens.index_put_((where,), torch.where(kept, draft_lens[at] + 1, 0))

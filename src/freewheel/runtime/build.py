@@ -30,7 +30,7 @@ from freewheel.runtime.memory import Sizes, plan_memory
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.model import ModelSpec
-from freewheel.spec.shape import ShapeLadder
+from freewheel.spec.shape import ECHOES, ShapeLadder
 from freewheel.state.pool import DTYPES
 
 
@@ -99,7 +99,7 @@ def build(
         loaded.weights,
         groups,
         sizes,
-        ladder.shapes(),
+        ladder.shapes(ECHOES),
         device=device,
         graph=graph,
         run_ahead=config.run_ahead,

@@ -80,7 +80,9 @@ class Executor:
         self.arena = Arena(device)
         for index, weight in enumerate(weights):
             self.arena.adopt(f"weights.{index}", weight)
-        self.state = SequenceState.build(self.arena, sizes.rows, sizes.row_width, groups)
+        self.state = SequenceState.build(
+            self.arena, sizes.rows, sizes.row_width, groups, target.spec.vocab_size
+        )
         self.cache = CachePool(self.arena, groups, sizes.pages)
         self.counters = Counters()
         self.sync_log = SyncLog()
@@ -164,14 +166,15 @@ class Executor:
 
     def _new_letters(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         """(inbox, outbox) of one shape, static."""
-        name = f"letters.{shape.batch}x{shape.width}+{shape.depth}"
+        name = f"letters.{shape.batch}x{shape.width}+{shape.depth}.{shape.extras}"
         words = self._inbox_layout(shape).words
         inbox = self.arena.new(f"{name}.inbox", (words,), torch.int32)
         outbox = self.arena.new(f"{name}.outbox", outbox_shape(shape), torch.int32)
         return inbox, outbox
 
     def _inbox_layout(self, shape: StepShape) -> InboxLayout:
-        return InboxLayout.of(shape, self.cache.groups, self.state.tokens.shape[1])
+        state = self.state
+        return InboxLayout.of(shape, self.cache.groups, state.tokens.shape[1], state.vocabulary)
 
     def _open_lane(self, shape: StepShape) -> Lane:
         """Capture the graph of a shape on scratch rows: its inbox still holds an empty letter."""

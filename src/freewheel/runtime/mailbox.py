@@ -3,23 +3,32 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.streams import Mark, Streams
-from freewheel.spec.plan import RowResult, StepPlan, StepResult
-from freewheel.spec.sampling import FinishReason
+from freewheel.spec.plan import RowResult, StepPlan, StepResult, TokenScore
+from freewheel.spec.sampling import MAX_LOGPROBS, FinishReason
 from freewheel.spec.shape import StepShape
 from freewheel.state import OutboxLayout
-from freewheel.state.letters import FINISH_LENGTH, FINISH_NONE, FINISH_STOP, RESULT_WORDS
+from freewheel.state.letters import (
+    FINISH_ERROR,
+    FINISH_LENGTH,
+    FINISH_NONE,
+    FINISH_STOP,
+    RESULT_WORDS,
+    SCORE_WORDS,
+)
 
 _FINISH = {
     FINISH_NONE: None,
     FINISH_STOP: FinishReason.STOP,
     FINISH_LENGTH: FinishReason.LENGTH,
+    FINISH_ERROR: FinishReason.ERROR,
 }
 
 
@@ -81,8 +90,15 @@ class Mailbox:
         slot.arrived.wait()
         words = slot.words.tolist()
         self._waiting.popleft()
-        rows = (_row_result(row, fields) for row, fields in zip(plan.rows, words, strict=False))
-        return StepResult(plan.round_id, tuple(rows))
+        rows = tuple(
+            _row_result(row, fields) for row, fields in zip(plan.rows, words, strict=False)
+        )
+        if plan.shape.reports:
+            layout = OutboxLayout.of(plan.shape)
+            rows = tuple(
+                with_scores(one, words, layout) for one, words in zip(rows, words, strict=False)
+            )
+        return StepResult(plan.round_id, rows)
 
     def _free_slot(self, shape: StepShape) -> _Slot:
         """A slot of `shape` whose letter was read; fewer wait than there are slots."""
@@ -98,6 +114,26 @@ def _row_result(row: int, words: list[int]) -> RowResult:
     count, finish, computed, drafted, agreed = words[:RESULT_WORDS]
     tokens = tuple(words[RESULT_WORDS : RESULT_WORDS + count])
     return RowResult(row, tokens, _FINISH[finish], computed, drafted, agreed)
+
+
+def with_scores(row: RowResult, words: list[int], layout: OutboxLayout) -> RowResult:
+    """`row` with the scores of its tokens, and of the positions that its round echoes."""
+    reported = _scores(words[layout.scores : layout.echo][: len(row.tokens) * SCORE_WORDS])
+    return replace(row, scores=reported, echo=_scores(words[layout.echo :]))
+
+
+def _scores(words: list[int]) -> tuple[TokenScore, ...]:
+    """Scores out of [N * SCORE_WORDS] words."""
+    floats = struct.unpack(f"{len(words)}f", struct.pack(f"{len(words)}i", *words))
+    return tuple(
+        TokenScore(
+            floats[at],
+            tuple(
+                (words[at + n], floats[at + n + MAX_LOGPROBS]) for n in range(1, MAX_LOGPROBS + 1)
+            ),
+        )
+        for at in range(0, len(words), SCORE_WORDS)
+    )
 
 
 def outbox_shape(shape: StepShape) -> tuple[int, int]:

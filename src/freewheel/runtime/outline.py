@@ -45,7 +45,7 @@ def outline(config: EngineConfig) -> dict[StepShape, Counter[str]]:
     round_ = Round(state, cache, found.model, make_drafter(drafter, found.head))
 
     def calls(shape: StepShape) -> Counter[str]:
-        words = InboxLayout.of(shape, groups, sizes.row_width).words
+        words = InboxLayout.of(shape, groups, sizes.row_width, state.vocabulary).words
         inbox = torch.empty(words, dtype=torch.int32, device="meta")  # int32 [words]
         outbox = torch.empty(outbox_shape(shape), dtype=torch.int32, device="meta")
         return calls_on_meta(lambda: round_.advance(shape, inbox, outbox))

@@ -10,10 +10,11 @@ from torch import Tensor
 from freewheel.errors import CapacityError
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.streams import Streams
+from freewheel.spec.adjustments import MAX_BAD_WORDS, MAX_BIASES, Adjustments
 from freewheel.spec.plan import Admission, StepPlan
 from freewheel.spec.sampling import MAX_STOP_IDS
 from freewheel.state import InboxLayout
-from freewheel.state.letters import ADMISSION_WORDS, PAGE_WRITE_WORDS
+from freewheel.state.letters import ADJUST_WORDS, ADMISSION_WORDS, PAGE_WRITE_WORDS
 
 
 class Uplink:
@@ -64,6 +65,7 @@ def pack(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None
     for index, admission in enumerate(plan.admissions):
         if admission is not None:
             admissions[index] = admission_words(admission)
+    pack_adjustments(plan, layout, letter)
     for index, feed in enumerate(plan.feeds):
         if feed is not None:
             spans[index] = feed.start, len(feed.tokens)
@@ -73,9 +75,42 @@ def pack(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None
             "page_writes",
             f"{len(plan.page_writes)} in one round; {layout.page_writes} fit its letter",
         )
-    writes = letter[layout.writes :].reshape(layout.page_writes, PAGE_WRITE_WORDS)
+    writes = letter[layout.writes : layout.adjustments].reshape(
+        layout.page_writes, PAGE_WRITE_WORDS
+    )
     for index, write in enumerate(plan.page_writes):
         writes[index] = write.row, write.group, write.column, write.page
+
+
+def pack_adjustments(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None:
+    """Write the plan's adjustments. Raises CapacityError if its shape has no room for them."""
+    rows = letter[layout.adjustments :].reshape(layout.batch, layout.adjust_words)
+    for index, admission in enumerate(plan.admissions):
+        if admission is None or admission.adjustments is None:
+            continue
+        if not layout.adjust_words:
+            raise CapacityError("adjustments", f"admitted in a round of {plan.shape}")
+        adjust_words(admission.adjustments, rows[index])
+
+
+def adjust_words(adjustments: Adjustments, words: NDArray[np.int32]) -> None:
+    """Fill `words`, int32 [ADJUST_WORDS + a bit for each token], zero before."""
+    words[:2] = adjustments.uses, adjustments.prompt_len
+    penalties = (adjustments.presence, adjustments.frequency, adjustments.repetition)
+    words[2:5] = np.array(penalties, dtype=np.float32).view(np.int32)
+    ids, values = words[5 : 5 + MAX_BIASES], words[5 + MAX_BIASES : 5 + 2 * MAX_BIASES]
+    ids.fill(-1)
+    for index, (token, bias) in enumerate(adjustments.biases):
+        ids[index] = token
+        values[index] = np.float32(bias).view(np.int32)
+    sequences = words[5 + 2 * MAX_BIASES : ADJUST_WORDS].reshape(MAX_BAD_WORDS, -1)
+    sequences.fill(-1)
+    for index, tokens in enumerate(adjustments.bad_words):
+        sequences[index, -len(tokens) :] = tokens
+    if adjustments.allowed is not None:
+        allowed = np.array(adjustments.allowed, dtype=np.int64)
+        bits = words[ADJUST_WORDS:].view(np.uint32)
+        np.bitwise_or.at(bits, allowed // 32, np.uint32(1) << (allowed % 32).astype(np.uint32))
 
 
 def admission_words(admission: Admission) -> NDArray[np.int32]:
@@ -87,5 +122,6 @@ def admission_words(admission: Admission) -> NDArray[np.int32]:
     words[[5, 7, 8]] = floats.view(np.int32)
     words[9:11] = np.array([admission.seed], dtype=np.int64).view(np.int32)
     stops = admission.stop_ids
-    words[11:] = [*stops, *[-1] * (MAX_STOP_IDS - len(stops))]
+    words[11] = 0 if admission.adjustments is None else admission.adjustments.uses
+    words[12:] = [*stops, *[-1] * (MAX_STOP_IDS - len(stops))]
     return words

@@ -6,6 +6,7 @@ May import the standard library and `freewheel.errors`. Must never import torch 
 
 from __future__ import annotations
 
+from freewheel.spec.adjustments import Adjustments
 from freewheel.spec.cache import CacheField, CacheGroup
 from freewheel.spec.compressed import (
     ClampedMoeSpec,
@@ -34,6 +35,7 @@ from freewheel.spec.plan import (
     RowResult,
     StepPlan,
     StepResult,
+    TokenScore,
     feed_bound,
     page_writes_bound,
 )
@@ -43,6 +45,7 @@ from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder, StepS
 __all__ = [
     "MAX_DEPTH",
     "MAX_VERIFY_WIDTH",
+    "Adjustments",
     "Admission",
     "AttentionSpec",
     "CacheField",
@@ -69,6 +72,7 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "StepShape",
+    "TokenScore",
     "YarnSpec",
     "feed_bound",
     "page_writes_bound",

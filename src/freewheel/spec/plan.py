@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from freewheel.spec.adjustments import Adjustments
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.sampling import FinishReason
 from freewheel.spec.shape import StepShape
@@ -16,7 +17,7 @@ class Admission:
 
     Lengths are absolute positions in the row: `known` tokens are certain, the first `computed` of
     them have their cache rows stored, the row finishes when it holds `limit` tokens, and stop ids
-    are masked until it holds `minimum`.
+    are masked until it holds `minimum`. `adjustments` need a shape that adjusts.
     """
 
     known: int
@@ -29,6 +30,7 @@ class Admission:
     min_p: float
     seed: int
     stop_ids: tuple[int, ...]
+    adjustments: Adjustments | None = None
 
 
 @dataclass(frozen=True)
@@ -67,11 +69,25 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
+class TokenScore:
+    """Log-probability of a token by the model's own logits, and of the likeliest tokens there.
+
+    `top`: (token id, log-probability), MAX_LOGPROBS of them, likeliest first, the lower id first
+    among equals.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class RowResult:
     """What a round did to one row.
 
     `tokens`: newly certain, in order. `computed`: the row's new computed length. `drafted`: drafts
-    verified; `agreed`: how many of `tokens`, from the first on, had been drafted.
+    verified; `agreed`: how many of `tokens`, from the first on, had been drafted. `scores`: of each
+    of `tokens`, in rounds that report. `echo`: in rounds that echo, of the token behind each of the
+    rectangle's positions (one that is not certain yet scores as token 0).
     """
 
     row: int
@@ -80,6 +96,8 @@ class RowResult:
     computed: int
     drafted: int
     agreed: int
+    scores: tuple[TokenScore, ...] = ()
+    echo: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True)

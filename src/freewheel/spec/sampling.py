@@ -3,26 +3,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import cast
 
 from freewheel.errors import RequestError
+from freewheel.spec.adjustments import MAX_BIASES
+from freewheel.spec.checks import (
+    biases_of,
+    check_count,
+    check_flag,
+    check_number,
+    ids_of,
+    texts_of,
+)
 
 MAX_STOP_IDS = 8
 """Stop ids that fit a row of the device state, the model's own end-of-sequence ids included."""
 
+
+MAX_LOGPROBS = 20
+"""The most alternatives that are reported for each token."""
 
 MIN_TEMPERATURE = 1e-3
 """Below it, logits divided by the temperature overflow; 0 itself is greedy."""
 
 
 class FinishReason(StrEnum):
-    """Why a request ended."""
+    """Why a request ended. ERROR: its logits held NaN, or nothing was left to choose."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +45,25 @@ class SamplingParams:
     `temperature` 0 is greedy. Filters apply in the order temperature, top_k, top_p, min_p, each
     to what the one before left. `seed` None draws one; a given seed makes the text reproducible,
     whatever the draft depth or the company. `max_tokens` None runs to the context limit. `stop` and
-    `stop_token_ids` may be given as lists. Raises RequestError on the first field out of range.
+    `stop_token_ids` may be given as lists. Penalties, `logit_bias`, `bad_words` and
+    `allowed_token_ids` come before the temperature; `spec.adjustments` says what they do.
+    `logprobs`: report the log-probability of each token, and of so many of the likeliest (0 to 20),
+    by the model's own logits, before anything here changed them; `prompt_logprobs`: also of the
+    prompt's tokens. Raises RequestError on the first field out of range.
     """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     max_tokens: int | None = 256
     min_tokens: int = 0
@@ -49,69 +74,47 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        _check_number("temperature", self.temperature, 0.0, 100.0)
+        check_number("temperature", self.temperature, 0.0, 100.0)
         if 0.0 < self.temperature < MIN_TEMPERATURE:
             raise RequestError("temperature", f"must be 0 or at least {MIN_TEMPERATURE:g}")
-        _check_number("top_p", self.top_p, 0.0, 1.0)
-        _check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("top_p", self.top_p, 0.0, 1.0)
+        check_number("min_p", self.min_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise RequestError("top_p", "must be above 0; use temperature 0 for greedy decoding")
-        _check_count("top_k", self.top_k, 0)
-        _check_count("min_tokens", self.min_tokens, 0)
+        check_count("top_k", self.top_k, 0)
+        check_count("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
-            _check_count("max_tokens", self.max_tokens, 1)
+            check_count("max_tokens", self.max_tokens, 1)
             if self.min_tokens > self.max_tokens:
                 raise RequestError("min_tokens", f"exceeds max_tokens ({self.max_tokens})")
         if self.seed is not None:
-            _check_count("seed", self.seed, -(2**63), 2**63 - 1)
+            check_count("seed", self.seed, -(2**63), 2**63 - 1)
         for flag in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            _check_flag(flag, vars(self)[flag])
-        object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
+            check_flag(flag, vars(self)[flag])
+        self._check_adjustments()
+        for field in ("logprobs", "prompt_logprobs"):
+            if vars(self)[field] is not None:
+                check_count(field, vars(self)[field], 0, MAX_LOGPROBS)
+        for field in ("stop", "bad_words"):
+            object.__setattr__(self, field, texts_of(field, vars(self)[field]))
+        stop_ids = ids_of("stop_token_ids", self.stop_token_ids, MAX_STOP_IDS)
+        object.__setattr__(self, "stop_token_ids", stop_ids)
 
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as pairs, checked."""
+        return biases_of("logit_bias", self.logit_bias, MAX_BIASES)
 
-def _check_number(field: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(field, f"must be a number, got {value!r}")
-    if not low <= value <= high:  # NaN is not, either
-        raise RequestError(field, f"must be between {low:g} and {high:g}, got {value!r}")
-
-
-def _check_count(field: str, value: object, low: int, high: int = 2**31 - 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(field, f"must be a whole number, got {value!r}")
-    if not low <= value <= high:
-        raise RequestError(field, f"must be between {low} and {high}, got {value}")
-
-
-def _check_flag(field: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise RequestError(field, f"must be True or False, got {value!r}")
-
-
-def _stop_strings(stop: object) -> tuple[str, ...]:
-    strings = _items(stop)
-    if strings is None or not all(isinstance(s, str) and s for s in strings):
-        raise RequestError("stop", f"must be a tuple of non-empty strings, got {stop!r}")
-    texts = tuple(str(s) for s in strings)
-    for text in texts:
-        if any("\ud800" <= letter <= "\udfff" for letter in text):
-            raise RequestError("stop", f"{text!r} is not valid Unicode, so no answer holds it")
-    return texts
-
-
-def _stop_ids(ids: object) -> tuple[int, ...]:
-    items = _items(ids)
-    whole = [i for i in items or () if isinstance(i, int) and not isinstance(i, bool) and i >= 0]
-    if items is None or len(whole) != len(items):
-        raise RequestError(
-            "stop_token_ids", f"must be a tuple of token ids, each at least 0, got {ids!r}"
-        )
-    if len(whole) > MAX_STOP_IDS:
-        raise RequestError("stop_token_ids", f"holds {len(whole)} ids; at most {MAX_STOP_IDS} fit")
-    return tuple(whole)
-
-
-def _items(value: object) -> tuple[object, ...] | None:
-    """The items of a list or tuple; None for anything else."""
-    return tuple(cast("list[object]", value)) if isinstance(value, list | tuple) else None
+    def _check_adjustments(self) -> None:
+        for field in ("presence_penalty", "frequency_penalty"):
+            check_number(field, vars(self)[field], -100.0, 100.0)
+        check_number("repetition_penalty", self.repetition_penalty, 0.0, 100.0)
+        if self.repetition_penalty < 0.01:
+            raise RequestError("repetition_penalty", "must be at least 0.01; 1 switches it off")
+        biases = biases_of("logit_bias", self.logit_bias, MAX_BIASES)
+        object.__setattr__(self, "logit_bias", biases)
+        if self.allowed_token_ids is not None:
+            allowed = ids_of("allowed_token_ids", self.allowed_token_ids, 1 << 20)
+            if not allowed:
+                raise RequestError("allowed_token_ids", "is empty: no token could be chosen")
+            object.__setattr__(self, "allowed_token_ids", tuple(dict.fromkeys(allowed)))

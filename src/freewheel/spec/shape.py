@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from freewheel.errors import ConfigError
 
@@ -14,19 +14,45 @@ MAX_VERIFY_WIDTH = MAX_DEPTH + 1
 """Rectangles up to this width verify drafts; a wider one only computes prompts."""
 
 
+ADJUSTS, REPORTS, ECHOES = 1, 2, 3
+"""Values of `StepShape.extras`. Each includes those below it."""
+
+
 @dataclass(frozen=True, order=True)
 class StepShape:
-    """`batch` rows of `width` query tokens, then `depth` drafts: the key of a graph."""
+    """`batch` rows of `width` query tokens, then `depth` drafts: the key of a graph.
+
+    `extras`: what the round does for requests that ask for more than a filtered choice. 0: nothing.
+    ADJUSTS: logits pass through penalties, biases, bans and grammars. REPORTS: also,
+    log-probabilities come home. ECHOES (prompts only): also those of the prompt's own tokens. What
+    a shape lacks is not in its graph, so a batch in which nobody asks for it pays nothing.
+    """
 
     batch: int
     width: int
     depth: int
+    extras: int = 0
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.width < 1:
             raise ConfigError(f"StepShape: batch and width must be at least 1, got {self}")
         if not 0 <= self.depth <= MAX_DEPTH:
             raise ConfigError(f"StepShape: depth must be 0 to {MAX_DEPTH}, got {self.depth}")
+        most = REPORTS if self.width <= MAX_VERIFY_WIDTH else ECHOES
+        if not 0 <= self.extras <= most:
+            raise ConfigError(f"StepShape: extras must be 0 to {most}, got {self.extras}")
+
+    @property
+    def adjusts(self) -> bool:
+        return self.extras >= ADJUSTS
+
+    @property
+    def reports(self) -> bool:
+        return self.extras >= REPORTS
+
+    @property
+    def echoes(self) -> bool:
+        return self.extras >= ECHOES
 
     @property
     def choices(self) -> int:
@@ -100,11 +126,12 @@ class ShapeLadder:
         """The most positions past `computed` that any round on this ladder writes."""
         return max(shape.reach for shape in self.shapes())
 
-    def fit_decode(self, rows: int) -> StepShape:
+    def fit_decode(self, rows: int, extras: int = 0) -> StepShape:
         """The smallest decoding rectangle of at least `rows` rows."""
-        return next(shape for shape in self.decode if shape.batch >= rows)
+        shape = next(shape for shape in self.decode if shape.batch >= rows)
+        return replace(shape, extras=min(extras, REPORTS))
 
-    def fit_prefill(self, rows: int, longest: int, ready: bool) -> StepShape:
+    def fit_prefill(self, rows: int, longest: int, ready: bool, extras: int = 0) -> StepShape:
         """The narrowest prompt rectangle for `longest` tokens; `ready`: some row ends its prompt.
 
         A prompt longer than the widest rectangle gets the widest, and goes on in the next round.
@@ -112,13 +139,18 @@ class ShapeLadder:
         """
         width = next((w for _, w in self.prefill if w >= longest), self.max_width)
         batch = next(b for b, w in self.prefill if w == width and b >= rows)
-        return StepShape(batch, width, self.depth if ready or width < self.max_width else 0)
+        depth = self.depth if ready or width < self.max_width else 0
+        return StepShape(batch, width, depth, extras)
 
-    def shapes(self) -> tuple[StepShape, ...]:
-        """Every rectangle, largest first: the order of capture."""
+    def shapes(self, extras: int = 0) -> tuple[StepShape, ...]:
+        """Every rectangle, with extras up to `extras`, largest first: the order of capture."""
         prefill = [StepShape(b, w, self.depth) for b, w in self.prefill]
         prefill += [StepShape(b, w, 0) for b, w in self.prefill if w == self.max_width]
-        return tuple(sorted({*self.decode, *prefill}, key=lambda s: (-s.batch * s.width, -s.depth)))
+        every = [replace(s, extras=e) for s in prefill for e in range(extras + 1)]
+        every += [
+            replace(s, extras=e) for s in self.decode for e in range(min(extras, REPORTS) + 1)
+        ]
+        return tuple(sorted(set(every), key=lambda s: (-s.batch * s.width, -s.depth, -s.extras)))
 
 
 def _powers_of_two(largest: int) -> tuple[int, ...]:

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from freewheel.spec.adjustments import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.plan import feed_bound, page_writes_bound
-from freewheel.spec.sampling import MAX_STOP_IDS
+from freewheel.spec.sampling import MAX_LOGPROBS, MAX_STOP_IDS
 from freewheel.spec.shape import StepShape
+from freewheel.state.adjust import allowed_words
 
-ADMISSION_WORDS = 11 + MAX_STOP_IDS
+ADMISSION_WORDS = 12 + MAX_STOP_IDS
 """admit, known, computed, limit, minimum, temperature, top_k, top_p, min_p, seed low, seed high,
-then the stop ids. Floats travel as their bits."""
+uses, then the stop ids. Floats travel as their bits."""
+
+ADJUST_WORDS = 5 + 2 * MAX_BIASES + MAX_BAD_WORDS * MAX_BAD_WORD_TOKENS
+"""uses, prompt length, presence, frequency, repetition; bias ids, biases, bad words. Behind them,
+for each row, one bit for each token that is allowed. All zero where nothing is admitted."""
 
 PAGE_WRITE_WORDS = 4
 """row, group, column, page. An unused one is all zero: it rewrites scratch with scratch."""
@@ -23,7 +29,10 @@ PAGE_WRITE_WORDS = 4
 RESULT_WORDS = 5
 """count, finish code, computed, drafted, agreed; then the tokens."""
 
-FINISH_NONE, FINISH_STOP, FINISH_LENGTH = 0, 1, 2
+SCORE_WORDS = 1 + 2 * MAX_LOGPROBS
+"""A token's log-probability, the ids of the likeliest tokens, and their log-probabilities."""
+
+FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_ERROR = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -33,12 +42,25 @@ class InboxLayout:
     batch: int
     feed_width: int
     page_writes: int
+    adjust_words: int = 0
 
     @classmethod
-    def of(cls, shape: StepShape, groups: tuple[CacheGroup, ...], row_width: int) -> InboxLayout:
-        """A letter for rounds of `shape` over rows of `row_width` tokens."""
+    def of(
+        cls,
+        shape: StepShape,
+        groups: tuple[CacheGroup, ...],
+        row_width: int,
+        vocabulary: int = 0,
+    ) -> InboxLayout:
+        """A letter for rounds of `shape` over rows of `row_width` tokens.
+
+        `vocabulary`: tokens, of which a request may allow some. Adjustments come with admissions,
+        and these with prompts: decoding letters have no room for them.
+        """
         writes = page_writes_bound(shape, groups, row_width)
-        return cls(shape.batch, feed_bound(shape, row_width), writes)
+        admits = shape.adjusts and shape.for_prompts
+        words = ADJUST_WORDS + allowed_words(vocabulary) if admits else 0
+        return cls(shape.batch, feed_bound(shape, row_width), writes, words)
 
     @property
     def admissions(self) -> int:
@@ -61,21 +83,42 @@ class InboxLayout:
         return self.feed_tokens + self.batch * self.feed_width
 
     @property
-    def words(self) -> int:
+    def adjustments(self) -> int:
+        """[B, adjust_words]."""
         return self.writes + self.page_writes * PAGE_WRITE_WORDS
+
+    @property
+    def words(self) -> int:
+        return self.adjustments + self.batch * self.adjust_words
 
 
 @dataclass(frozen=True)
 class OutboxLayout:
-    """The letter home of rounds of `shape`: int32 [B, RESULT_WORDS + choices]."""
+    """The letter home of rounds of `shape`: int32 [B, row_words].
+
+    `reported`: tokens of a row that come with their scores; `echoed`: prompt positions, likewise.
+    """
 
     batch: int
     choices: int
+    reported: int = 0
+    echoed: int = 0
 
     @classmethod
     def of(cls, shape: StepShape) -> OutboxLayout:
-        return cls(shape.batch, shape.choices)
+        reported = shape.choices if shape.reports else 0
+        return cls(shape.batch, shape.choices, reported, shape.width if shape.echoes else 0)
+
+    @property
+    def scores(self) -> int:
+        """After the result and its tokens: [reported, SCORE_WORDS]."""
+        return RESULT_WORDS + self.choices
+
+    @property
+    def echo(self) -> int:
+        """[echoed, SCORE_WORDS]: of the token after each position of the rectangle."""
+        return self.scores + self.reported * SCORE_WORDS
 
     @property
     def row_words(self) -> int:
-        return RESULT_WORDS + self.choices
+        return self.echo + self.echoed * SCORE_WORDS

@@ -8,7 +8,7 @@ from torch import Tensor
 from freewheel import ops
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.shape import StepShape
-from freewheel.state.letters import InboxLayout
+from freewheel.state.letters import ADMISSION_WORDS, InboxLayout
 from freewheel.state.sequence import SequenceState
 
 
@@ -19,7 +19,7 @@ def receive(
 
     inbox: int32 [words], laid out as InboxLayout says.
     """
-    layout = InboxLayout.of(shape, groups, state.tokens.shape[1])
+    layout = InboxLayout.of(shape, groups, state.tokens.shape[1], state.vocabulary)
     ops.apply_inbox(
         inbox,
         state.tokens,
@@ -34,9 +34,15 @@ def receive(
         state.min_p,
         state.top_k,
         state.seeds,
+        state.uses,
         state.stop_ids,
+        ADMISSION_WORDS,
         layout.batch,
         layout.feed_width,
         layout.page_writes,
     )
-    return inbox[: shape.batch]
+    rows = inbox[: shape.batch]
+    if layout.adjust_words:
+        words = inbox[layout.adjustments : layout.words].view(shape.batch, layout.adjust_words)
+        state.adjust.receive(rows, words)
+    return rows

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.sampling import MAX_STOP_IDS
+from freewheel.state.adjust import AdjustColumns
 from freewheel.state.arena import Arena
 
 
@@ -37,14 +38,25 @@ class SequenceState:
     top_k: Tensor  # int32 [R]
     seeds: Tensor  # int64 [R]
     stop_ids: Tensor  # int32 [R, MAX_STOP_IDS]  -1 where unused
+    uses: Tensor  # int32 [R]  USES bits: which columns of `adjust` hold for the row
+    adjust: AdjustColumns
+    vocabulary: int
     page_sizes: tuple[int, ...]
     columns: tuple[int, ...]
 
     @classmethod
     def build(
-        cls, arena: Arena, rows: int, row_width: int, groups: tuple[CacheGroup, ...]
+        cls,
+        arena: Arena,
+        rows: int,
+        row_width: int,
+        groups: tuple[CacheGroup, ...],
+        vocabulary: int = 0,
     ) -> SequenceState:
-        """`rows` rows, the scratch row included, each `row_width` tokens wide."""
+        """`rows` rows, the scratch row included, each `row_width` tokens wide.
+
+        `vocabulary`: tokens; 0 for a state whose rows never adjust logits.
+        """
         columns = tuple(group.pages_for(row_width) for group in groups)
 
         def ints(name: str, *shape: int, fill: int = 0) -> Tensor:
@@ -67,6 +79,9 @@ class SequenceState:
             top_k=ints("top_k", rows),
             seeds=arena.new("state.seeds", (rows,), torch.int64),
             stop_ids=ints("stop_ids", rows, MAX_STOP_IDS, fill=-1),
+            uses=ints("uses", rows),
+            adjust=AdjustColumns.build(arena, rows, vocabulary),
+            vocabulary=vocabulary,
             page_sizes=tuple(group.page_size for group in groups),
             columns=columns,
         )

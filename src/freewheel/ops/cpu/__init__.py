@@ -2,6 +2,7 @@
 """Faster bodies for one CPU thread. Like kernels, they may read lengths and skip what is dead."""
 
 from freewheel.ops.cpu import (
+    adjusting,
     attention,
     cache,
     choosing,
@@ -14,6 +15,7 @@ from freewheel.ops.cpu import (
 )
 
 __all__ = [
+    "adjusting",
     "attention",
     "cache",
     "choosing",

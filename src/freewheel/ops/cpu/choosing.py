@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from freewheel.ops.choosing import filter_logits, gumbel, mask_stop_ids
@@ -27,7 +28,7 @@ def choose(
     early = positions + 1 < minimum_lens[at][:, None]
     if early.any():
         logits = mask_stop_ids(logits, stop_ids[at], early)
-    chosen = logits.argmax(-1)
+    best, chosen = logits.max(-1)
     for row in (temperature[at] > 0).nonzero().flatten().tolist():
         one = at[row : row + 1]
         scaled = logits[row : row + 1] / temperature[one].to(logits.dtype)
@@ -35,4 +36,4 @@ def choose(
             scaled = filter_logits(scaled, top_k[one], top_p[one], min_p[one])
         noise = gumbel(seeds[one], positions[row : row + 1], logits.shape[-1])
         chosen[row] = (scaled + noise.to(logits.dtype)).argmax(-1)[0]
-    return chosen.int()
+    return chosen.where(best > -torch.inf, -1).int()

@@ -9,6 +9,7 @@ One file a family. Each body agrees with its specification up to rounding, and:
 """
 
 from freewheel.ops.cuda import (
+    adjusting,
     attention,
     cache,
     choosing,
@@ -22,12 +23,14 @@ from freewheel.ops.cuda import (
     keys,
     linear,
     rounds,
+    scoring,
     selection,
     sight,
     sinks,
 )
 
 __all__ = [
+    "adjusting",
     "attention",
     "cache",
     "choosing",
@@ -41,6 +44,7 @@ __all__ = [
     "keys",
     "linear",
     "rounds",
+    "scoring",
     "selection",
     "sight",
     "sinks",

@@ -185,6 +185,7 @@ def _best_of_block(
     lane = part * BLOCK + tl.arange(0, BLOCK)
     live = lane < V
     score = _scores(logits + query * V, lane, live, stop_ids, row, early, warm, STOPS)
+    broken = tl.max((live & (score != score)).to(tl.int32), 0) > 0
     if warm > 0:
         threshold = tl.load(keys + query).to(tl.uint32, bitcast=True)
         key = ordered_key(score)
@@ -194,7 +195,7 @@ def _best_of_block(
     best = tl.max(score, 0)
     token = tl.min(tl.where(live & (score == best), lane, V), 0)
     place = query * tl.num_programs(1) + part
-    tl.store(value_out + place, best)
+    tl.store(value_out + place, tl.where(broken, float("nan"), best))
     tl.store(token_out + place, tl.minimum(token, V - 1))
 
 
@@ -207,7 +208,9 @@ def _best_of_all(values, tokens, out, parts, BLOCK: tl.constexpr):
     token = tl.load(tokens + query * parts + lane, mask=live, other=2147483647)
     best = tl.max(value, 0)
     first = tl.min(tl.where(live & (value == best), token, 2147483647), 0)
-    tl.store(out + query, tl.where(first == 2147483647, tl.min(token, 0), first))
+    broken = tl.max((live & (value != value)).to(tl.int32), 0) > 0
+    none = broken | (best == float("-inf"))
+    tl.store(out + query, tl.where(none, -1, tl.where(first == 2147483647, 0, first)))
 
 
 @implement("choose", "cuda")

@@ -10,15 +10,12 @@ from torch import Tensor
 
 from freewheel.ops.registry import implement
 
-FIELDS = 11
-"""Words of an admission before its stop ids."""
-
 
 @triton.jit
 def _admit(
     letter, row, known_lens, computed_lens, draft_lens, limit_lens, minimum_lens, page_tables,
-    temperature, top_p, min_p, top_k, seeds, stop_ids, R, P,
-    FIELDS: tl.constexpr, STOPS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
+    temperature, top_p, min_p, top_k, seeds, uses, stop_ids, R, P,
+    WORDS: tl.constexpr, STOPS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Set every value of a row from the words at `letter`, and clear its page tables."""
     tl.store(known_lens + row, tl.load(letter + 1))
@@ -32,8 +29,9 @@ def _admit(
     tl.store(min_p + row, tl.load(letter + 8).to(tl.float32, bitcast=True))
     low = tl.load(letter + 9).to(tl.uint32, bitcast=True).to(tl.int64)
     tl.store(seeds + row, (tl.load(letter + 10).to(tl.int64) << 32) | low)
+    tl.store(uses + row, tl.load(letter + 11))
     stop, lane = tl.arange(0, STOPS), tl.arange(0, BLOCK)
-    tl.store(stop_ids + row * STOPS + stop, tl.load(letter + FIELDS + stop))
+    tl.store(stop_ids + row * STOPS + stop, tl.load(letter + WORDS - STOPS + stop))
     for group in range(GROUPS):
         own = page_tables + (group * R + row).to(tl.int64) * P
         for at in range(0, P, BLOCK):
@@ -43,25 +41,24 @@ def _admit(
 @triton.jit
 def _apply_inbox(
     inbox, tokens, known_lens, computed_lens, draft_lens, limit_lens, minimum_lens, page_tables,
-    temperature, top_p, min_p, top_k, seeds, stop_ids,
+    temperature, top_p, min_p, top_k, seeds, uses, stop_ids,
     batch, feed_width, page_writes, T, R, P,
-    FIELDS: tl.constexpr, STOPS: tl.constexpr, GROUPS: tl.constexpr, BATCH: tl.constexpr,
+    WORDS: tl.constexpr, STOPS: tl.constexpr, GROUPS: tl.constexpr, BATCH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program b serves batch row b; the last one writes pages of rows that are not in the batch."""
     b = tl.program_id(0)
     lane, member = tl.arange(0, BLOCK), tl.arange(0, BATCH)
-    words = FIELDS + STOPS
-    spans = inbox + batch + batch * words
+    spans = inbox + batch + batch * WORDS
     feeds = spans + 2 * batch
     writes = feeds + batch * feed_width
     row = tl.load(inbox + b, mask=b < batch, other=0)
-    letter = inbox + batch + b * words
+    letter = inbox + batch + b * WORDS
     if tl.load(letter, mask=b < batch, other=0) != 0:
         _admit(
             letter, row, known_lens, computed_lens, draft_lens, limit_lens, minimum_lens,
-            page_tables, temperature, top_p, min_p, top_k, seeds, stop_ids, R, P,
-            FIELDS, STOPS, GROUPS, BLOCK,
+            page_tables, temperature, top_p, min_p, top_k, seeds, uses, stop_ids, R, P,
+            WORDS, STOPS, GROUPS, BLOCK,
         )  # fmt: skip
     start = tl.load(spans + 2 * b, mask=b < batch, other=0)
     count = tl.load(spans + 2 * b + 1, mask=b < batch, other=0)
@@ -99,13 +96,15 @@ def apply_inbox(
     min_p: Tensor,
     top_k: Tensor,
     seeds: Tensor,
+    uses: Tensor,
     stop_ids: Tensor,
+    admission_words: int,
     batch: int,
     feed_width: int,
     page_writes: int,
 ) -> None:
     columns = (known_lens, computed_lens, draft_lens, limit_lens, minimum_lens)
-    params = (temperature, top_p, min_p, top_k, seeds, stop_ids)
+    params = (temperature, top_p, min_p, top_k, seeds, uses, stop_ids)
     groups, rows, pages = page_tables.shape
     _apply_inbox[(batch + 1,)](
         inbox,
@@ -119,7 +118,7 @@ def apply_inbox(
         tokens.shape[1],
         rows,
         pages,
-        FIELDS=FIELDS,
+        WORDS=admission_words,
         STOPS=stop_ids.shape[1],
         GROUPS=groups,
         BATCH=triton.next_power_of_2(batch),
@@ -223,7 +222,7 @@ def open_step(
 def _commit(
     tokens, known_lens, computed_lens, draft_lens, limit_lens, outbox, stop_ids,
     rows, starts, givens, query_lens, seen_in, choice_in, accept_out, live_out,
-    T, seen_stride, choice_stride,
+    T, seen_stride, choice_stride, out_stride,
     CHOICES: tl.constexpr, STOPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
@@ -234,8 +233,7 @@ def _commit(
     index = tl.arange(0, BLOCK)
     inside = index < CHOICES
     first = tl.maximum(given - 1, 0) if CHOICES == 1 else 0
-    column = first + index
-    caught_up = (given > 0) & (start + given == known)
+    column, caught_up = first + index, (given > 0) & (start + given == known)
     own_seen, own_choice = seen_in + b * seen_stride, choice_in + b * choice_stride
     seen = tl.load(own_seen + index, mask=inside, other=0)
     choice = tl.load(own_choice + index, mask=inside, other=0)
@@ -251,12 +249,15 @@ def _commit(
     stops = index < 0
     for nth in tl.static_range(STOPS):
         stops = stops | (choice == tl.load(stop_ids + row * STOPS + nth))
-    stops = stops & fresh
+    void = fresh & (choice < 0)
+    stops = stops & fresh & (void == 0)
     full = fresh & (rank >= limit - known - 1)
-    ends = (stops | full).to(tl.int32)
+    ends = (stops | full | void).to(tl.int32)
     fresh = fresh & (tl.cumsum(ends, 0) - ends == 0)
+    failed = tl.sum((fresh & void).to(tl.int32), 0) > 0
+    fresh = fresh & (void == 0)
     stopped = tl.sum((fresh & stops).to(tl.int32), 0) > 0
-    finished = tl.sum((fresh & (stops | full)).to(tl.int32), 0) > 0
+    finished = failed | (tl.sum((fresh & (stops | full)).to(tl.int32), 0) > 0)
     count = tl.sum(fresh.to(tl.int32), 0)
     drafted = fresh & (column + 1 < query_len) & (after == choice)
 
@@ -269,9 +270,9 @@ def _commit(
     tl.store(accept_out + b, accept)
     tl.store(live_out + b, (caught_up & (finished == 0)).to(tl.int32))
 
-    letter = outbox + b * (5 + CHOICES)
+    letter = outbox + b * out_stride
     tl.store(letter, count)
-    tl.store(letter + 1, tl.where(stopped, 1, tl.where(finished, 2, 0)))
+    tl.store(letter + 1, tl.where(stopped, 1, tl.where(failed, 3, tl.where(finished, 2, 0))))
     tl.store(letter + 2, start + accept)
     tl.store(letter + 3, query_len - given)
     tl.store(letter + 4, tl.sum(drafted.to(tl.int32), 0))
@@ -301,7 +302,7 @@ def commit(
     _commit[(rows.shape[0],)](
         tokens, known_lens, computed_lens, draft_lens, limit_lens, outbox, stop_ids,
         rows, start, given, query_lens, seen, choice, accept_lens, live,
-        tokens.shape[1], seen.stride(0), choice.stride(0),
+        tokens.shape[1], seen.stride(0), choice.stride(0), outbox.stride(0),
         CHOICES=choice.shape[1], STOPS=stop_ids.shape[1],
         BLOCK=triton.next_power_of_2(choice.shape[1]), num_warps=1,
     )  # fmt: skip
@@ -320,6 +321,7 @@ def _write_draft(
     live = tl.load(live_in + lane, mask=inside, other=0) > 0
     kept = inside & live & (place < tl.load(limit_lens + row, mask=inside, other=0))
     guess = tl.load(guess_in + lane * guess_stride, mask=kept, other=0)
+    kept = kept & (guess >= 0)
     tl.store(tokens + row.to(tl.int64) * T + place, guess, mask=kept)
     drafts = tl.load(draft_lens + row, mask=kept, other=0)
     tl.store(draft_lens + row, drafts + 1, mask=kept)

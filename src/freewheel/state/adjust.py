@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of the rows that only rounds with `StepShape.adjusts` read, and how they arrive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freewheel import ops
+from freewheel.spec.adjustments import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_BIASES
+from freewheel.state.arena import Arena
+
+
+def allowed_words(vocabulary: int) -> int:
+    """int32 words that hold one bit for each token."""
+    return (vocabulary + 31) // 32
+
+
+@dataclass(frozen=True)
+class AdjustColumns:
+    """Set whole by an admission whose request uses any of it; see `SequenceState.uses`.
+
+    Nothing here changes while a request runs: what a penalty counts is counted anew, from the row's
+    tokens, in every round.
+    """
+
+    prompt_lens: Tensor  # int32 [R]
+    penalties: Tensor  # float32 [R, 3]  presence, frequency, repetition
+    bias_ids: Tensor  # int32 [R, MAX_BIASES]  -1 where unused
+    bias_values: Tensor  # float32 [R, MAX_BIASES]
+    bad_words: Tensor  # int32 [R, MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS]  -1 before a sequence
+    allowed: Tensor  # int32 [R, V / 32]  bit v % 32 of word v / 32: token v may be chosen
+
+    @classmethod
+    def build(cls, arena: Arena, rows: int, vocabulary: int) -> AdjustColumns:
+        def ints(name: str, *shape: int, fill: int = 0) -> Tensor:
+            return arena.new(f"adjust.{name}", (rows, *shape), torch.int32, fill)
+
+        def floats(name: str, *shape: int) -> Tensor:
+            return arena.new(f"adjust.{name}", (rows, *shape), torch.float32)
+
+        return cls(
+            prompt_lens=ints("prompt_lens"),
+            penalties=floats("penalties", 3),
+            bias_ids=ints("bias_ids", MAX_BIASES, fill=-1),
+            bias_values=floats("bias_values", MAX_BIASES),
+            bad_words=ints("bad_words", MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS, fill=-1),
+            allowed=ints("allowed", allowed_words(vocabulary)),
+        )
+
+    @property
+    def columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """All of them, as `ops.apply_adjustments` and `ops.adjust` take them."""
+        return (
+            self.prompt_lens,
+            self.penalties,
+            self.bias_ids,
+            self.bias_values,
+            self.bad_words,
+            self.allowed,
+        )
+
+    def receive(self, rows: Tensor, words: Tensor) -> None:
+        """Take in a letter's part. rows int32 [B]; words int32 [B, words], see InboxLayout."""
+        ops.apply_adjustments(rows, words, *self.columns)
