@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from freewheel import LLM, Chunk, Metrics, SamplingParams
+from freewheel import LLM, Chunk, Logprobs, Metrics, SamplingParams
 from freewheel.cli import options as o
+from freewheel.cli.sampling import takes_sampling
 from freewheel.cli.terminal import (
     ACCEPTED,
     is_typed,
@@ -24,19 +26,14 @@ from freewheel.cli.terminal import (
 from freewheel.errors import RequestError
 
 
+@takes_sampling
 def generate(
     model: o.Model,
     prompt: Annotated[
         str | None, typer.Option(help="The text to continue; - or none reads standard input.")
     ] = None,
-    max_tokens: o.MaxTokens = 128,
-    temperature: o.Temperature = 0.6,
-    top_k: o.TopK = 0,
-    top_p: o.TopP = 1.0,
-    min_p: o.MinP = 0.0,
-    seed: o.Seed = None,
-    stop: o.Stop = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end.")] = False,
+    *,
+    params: SamplingParams,
     speculate: o.Speculate = 3,
     drafter: o.Drafter = "auto",
     device: o.Device = "auto",
@@ -53,16 +50,6 @@ def generate(
 
     On a terminal the prompt stands before it, dim, and accepted drafts are green.
     """
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
     text = read_prompt(prompt)
     llm = open_llm(
         model,
@@ -102,17 +89,60 @@ def read_prompt(prompt: str | None) -> str:
 
 
 def show(llm: LLM, text: str, params: SamplingParams) -> str:
-    """Stream an answer to the terminal and a summary to standard error; returns the answer."""
+    """Stream an answer to the terminal and a summary to standard error; returns the answer.
+
+    Log-probabilities, if asked for, come on standard error before the summary.
+    """
     said, chunks = "", llm.stream(text, params)
+    scores: list[Logprobs] = []
     write_prompt(text)
     for chunk in chunks:
         said += chunk.text
+        scores += chunk.logprobs or ()
         write_pieces(chunk.pieces)
         if chunk.metrics is not None:
             sys.stdout.write("\n")
             sys.stdout.flush()
+            show_logprobs(llm, "prompt", chunk.prompt_logprobs)
+            show_logprobs(llm, "answer", tuple(scores) if params.logprobs is not None else None)
             messages.print(summary(chunk.metrics), soft_wrap=True)
     return said
+
+
+def show_logprobs(llm: LLM, what: str, logprobs: tuple[Logprobs | None, ...] | None) -> None:
+    """One line a token: its log-probability, itself, and the likeliest in its place."""
+    if logprobs is None:
+        return
+    messages.print(Text(f"log-probabilities of the {what}", style="dim"))
+    for one in logprobs:
+        if one is None:
+            messages.print(Text("     none  the first token"))
+            continue
+        line = f"{one.logprob:9.4f}  {spelt(llm, one.token_id)}"
+        others = ", ".join(f"{spelt(llm, token)} {value:.4f}" for token, value in one.top)
+        messages.print(Text.assemble(line, (f"  {others}", "dim")), soft_wrap=True)
+
+
+def spelt(llm: LLM, token: int) -> str:
+    """A token's text in quotes."""
+    return repr(llm.tokenizer.decode([token], skip_special_tokens=False))
+
+
+def logprob_objects(
+    llm: LLM, logprobs: Iterable[Logprobs | None]
+) -> list[dict[str, object] | None]:
+    """What `--json` prints of log-probabilities."""
+    return [
+        None
+        if one is None
+        else {
+            "token_id": one.token_id,
+            "text": llm.tokenizer.decode([one.token_id], skip_special_tokens=False),
+            "logprob": round(one.logprob, 6),
+            "top": [{"token_id": t, "logprob": round(value, 6)} for t, value in one.top],
+        }
+        for one in logprobs
+    ]
 
 
 def summary(metrics: Metrics) -> Text:
@@ -135,6 +165,12 @@ def answer_object(llm: LLM, chunks: list[Chunk]) -> dict[str, object]:
     last = chunks[-1]
     assert last.metrics is not None
     metrics = last.metrics
+    scores: dict[str, object] = {}
+    if last.logprobs is not None:
+        every = [one for chunk in chunks for one in chunk.logprobs or ()]
+        scores["logprobs"] = logprob_objects(llm, every)
+    if last.prompt_logprobs is not None:
+        scores["prompt_logprobs"] = logprob_objects(llm, last.prompt_logprobs)
     return {
         "text": "".join(chunk.text for chunk in chunks),
         "token_ids": [token for chunk in chunks for token in chunk.token_ids],
@@ -148,4 +184,4 @@ def answer_object(llm: LLM, chunks: list[Chunk]) -> dict[str, object]:
         "host_reads": len(llm.executor.sync_log.reads),
         "first_token_seconds": round(metrics.first_token_seconds, 4),
         "total_seconds": round(metrics.total_seconds, 4),
-    }
+    } | scores
