@@ -44,6 +44,8 @@ class EngineConfig:
     speed; `model` may then also be a config.json by itself.
     `kernel_cache`: folder that keeps compiled kernels from one start to the next; None takes what
     `kernel_cache_folder` says.
+    `max_grammars`: different grammars of structured output in use at one time; a request that
+    brings one more waits. `grammar_seconds`: the most that compiling one may take.
     `guard`: count host reads in every round (the round itself is the same).
     """
 
@@ -66,6 +68,8 @@ class EngineConfig:
     load_format: str = "safetensors"
     kernel_cache: str | None = None
     guard: bool = False
+    max_grammars: int = 8
+    grammar_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str | Path):
@@ -82,6 +86,11 @@ class EngineConfig:
         _check_range("prefill_batch", self.prefill_batch, 1, self.max_batch)
         _check_range("threads", self.threads, 1, 1 << 10)
         _check_range("cache_bytes", self.cache_bytes, 1, 1 << 50)
+        _check_range("max_grammars", self.max_grammars, 1, 256)
+        if not 0 < self.grammar_seconds <= 3600:
+            raise ConfigError(
+                f"grammar_seconds: must be above 0 and at most 3600, got {self.grammar_seconds!r}"
+            )
         if self.page_size is not None:
             _check_range("page_size", self.page_size, 1, 1 << 12)
         if self.context_len is not None:

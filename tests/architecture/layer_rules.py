@@ -34,6 +34,7 @@ ALLOWED: dict[str, Allowed] = {
     "config": _allow("spec"),
     "host": _allow("spec"),
     "chat": _allow("spec", "jinja2"),
+    "structured": _allow("spec", "numpy outlines_core"),
     "graph": _allow("", "torch"),
     "ops": _allow("", "torch"),
     "state": _allow("spec ops", "torch"),
@@ -43,7 +44,7 @@ ALLOWED: dict[str, Allowed] = {
     "runtime": _allow(
         "spec config host chat graph ops state nn models decode", "torch numpy safetensors"
     ),
-    "engine": _allow("config spec host chat runtime", "tokenizers"),
+    "engine": _allow("config spec host chat structured runtime", "tokenizers"),
     "audit": _allow("config spec host chat graph runtime engine", "torch"),
     "bench": _allow("config spec engine"),
     "server": _allow(

@@ -20,6 +20,7 @@ from torch import Tensor
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 from tests.ops.adjust_cases import adjust_case
 from tests.ops.cases import CASES, Sizes, arguments, draw, draw_pages, generator, ints
+from tests.ops.grammar_cases import grammar_case
 
 pytest.importorskip("triton")
 HAS_GPU = torch.cuda.is_available()
@@ -233,6 +234,38 @@ def test_adjusted_logits_are_the_specification_s(seed: int) -> None:
     assert_near(found[live], SPECIFICATIONS["adjust"](*args)[live], torch.float32)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_grammars_are_followed_as_the_specification_follows_them(seed: int) -> None:
+    case = grammar_case(seed, choices=1 + seed % 4)
+    found = IMPLEMENTATIONS["constrain", "cuda"](*on_device(case.arguments)).cpu()
+    expected = SPECIFICATIONS["constrain"](*case.arguments)
+    live = case.positions >= case.positions[:, :1]
+    assert torch.equal(found[live], expected[live])
+    start = case.computed_lens[case.rows.long()]
+    results = []
+    for body, device in (
+        (SPECIFICATIONS["follow"], "cpu"),
+        (IMPLEMENTATIONS["follow", "cuda"], DEVICE),
+    ):
+        states = case.grammar_states.clone().to(device)
+        args = (case.tokens, case.rows, start, ints(seed % 3, 1, 2, 0, 1), case.uses)
+        more = (case.prompt_lens, case.grammars)
+        moved = on_device((*args, *more)) if device != "cpu" or not HAS_GPU else (*args, *more)
+        body(*moved, states, case.tables.to(device), case.logits.shape[2], 4)
+        results.append(states.cpu())
+    assert torch.equal(*results)
+
+
+def test_a_table_is_stored_as_the_specification_stores_it() -> None:
+    words = torch.randint(-(2**31), 2**31, (2 + 3000,), generator=generator(1)).int()
+    words[:2] = ints(11, 5001)
+    tables = torch.zeros(6000, dtype=torch.int16, device=DEVICE)
+    expected = torch.zeros(6000, dtype=torch.int16)
+    IMPLEMENTATIONS["store_table", "cuda"](words.to(DEVICE), tables)
+    SPECIFICATIONS["store_table"](words, expected)
+    assert torch.equal(tables.cpu(), expected)
+
+
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("vocabulary", [7, 300, 5000])
 def test_scores_are_the_specification_s(vocabulary: int, ties: bool) -> None:
@@ -258,7 +291,9 @@ def test_adjustments_arrive_as_the_specification_takes_them(seed: int) -> None:
         (IMPLEMENTATIONS["apply_adjustments", "cuda"], DEVICE),
     ):
         columns = [c.clone() for c in adjust_case(seed, choices=1)[5:]]
+        columns.insert(2, torch.ones(6, 5, dtype=torch.int32))
         sizes = sum(c[0].numel() for c in columns)
+        columns.insert(3, torch.ones(6, dtype=torch.int32))
         words = torch.randint(-(2**20), 2**20, (4, 1 + sizes), generator=generator(seed)).int()
         words[:, 0] = ints(1, 0, 15, 0)
         args = (ints(2, 1, 3, 0), words, *columns)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -41,6 +42,16 @@ def sampling_params(
     allowed_token_id: Annotated[
         Ids, typer.Option(help="Choose among these ids alone; repeatable.")
     ] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="Answer with JSON of the schema in this file.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="Answer with a text that this expression matches.")
+    ] = None,
+    choice: Annotated[Words, typer.Option(help="Answer with this text; repeatable.")] = None,
+    thinking_token_budget: Annotated[
+        int | None, typer.Option(help="Tokens after which an open thinking ends.")
+    ] = None,
     seed: o.Seed = None,
     stop: o.Stop = None,
     stop_token_id: Annotated[Ids, typer.Option(help="End at this token; repeatable.")] = None,
@@ -66,6 +77,10 @@ def sampling_params(
         logit_bias=tuple(_bias(text) for text in logit_bias or ()),
         bad_words=tuple(bad_word or ()),
         allowed_token_ids=tuple(allowed_token_id) if allowed_token_id else None,
+        json_schema=_text(schema) if schema else None,
+        regex=regex,
+        choice=tuple(choice) if choice else None,
+        thinking_token_budget=thinking_token_budget,
         seed=seed,
         stop=tuple(stop or ()),
         stop_token_ids=tuple(stop_token_id or ()),
@@ -97,6 +112,13 @@ def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
     )
     run.__annotations__ = {p.name: hints[p.name] for p in parameters}
     return run
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError("json_schema", f"{file} cannot be read: {error}") from error
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -36,7 +36,9 @@ class ChainDrafter:
         hidden = last_query(hidden, verified.accept_lens)  # float [B, 1, H]
         position = verified.start + verified.accept_lens  # int32 [B]  computed, after the commit
         for step in range(shape.depth):
-            guess = choose_next(state, rows, position[:, None], self._head.logits(hidden), shape)
+            guess = choose_next(
+                state, rows, position[:, None], self._head.logits(hidden), shape, steps=step + 1
+            )
             live = ops.write_draft(
                 state.tokens,
                 state.draft_lens,

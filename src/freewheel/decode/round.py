@@ -19,7 +19,7 @@ from freewheel.decode.drafter import Drafter, Verified
 from freewheel.decode.report import echo, report
 from freewheel.models.base import Model
 from freewheel.spec.shape import StepShape
-from freewheel.state import CachePool, SequenceState, open_step, receive
+from freewheel.state import CachePool, SequenceState, open_step, receive, receive_table
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class Round:
     def advance(self, shape: StepShape, inbox: Tensor, outbox: Tensor) -> None:
         """One round of `shape`. inbox int32 [words], outbox int32 [B, words]: the two letters."""
         state, cache = self.state, self.cache
+        if shape.tables:
+            receive_table(state, inbox, shape, cache.groups)
+            return
         rows = receive(state, inbox, shape, cache.groups)  # int32 [B]
         opened = ops.open_round(*state.lengths, rows, shape.width, shape.choices - 1)
         start, given, query_lens = opened  # int32 [B] each
@@ -42,12 +45,23 @@ class Round:
         hidden = self.target.forward(view, cache)  # float [B, W, H]
         logits = self.target.logits(chosen_queries(hidden, given, shape))  # float [B, C, V]
         positions = chosen_queries(view.positions, given, shape)
-        choice = choose_next(state, rows, positions, logits, shape)
+        choice = choose_next(state, rows, positions, logits, shape, steps=shape.width)
 
         seen = chosen_queries(view.tokens, given, shape)  # int32 [B, C]
         accept_lens, live = ops.commit(
             state.tokens, *state.lengths, outbox, state.stop_ids, rows, *opened, seen, choice
         )  # int32 [B] each
+        if shape.adjusts:
+            lens = (start, accept_lens)
+            ops.follow(
+                state.tokens,
+                rows,
+                *lens,
+                state.uses,
+                *state.adjust.automata,
+                state.vocabulary,
+                shape.width,
+            )
         if shape.reports:
             report(logits, choice, given, shape, outbox)
         if shape.echoes:

@@ -18,6 +18,7 @@ from freewheel.errors import RequestError
 from freewheel.host import Request, Scheduler, TextStream
 from freewheel.runtime import build
 from freewheel.spec import SamplingParams, StepShape
+from freewheel.structured import Compiler
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
@@ -47,6 +48,9 @@ class LLM:
         self.built = build(self.config, progress, tokenizer_size=self.tokenizer.size)
         self.spec, self.executor = self.built.spec, self.built.executor
         self._session = Session(self._new_scheduler, self.executor)
+        self._compiler = Compiler(
+            self.tokenizer.token_bytes(self.spec.vocab_size), self.config.grammar_seconds
+        )
         self._ids = (f"request-{n}" for n in itertools.count())
 
     @property
@@ -138,11 +142,15 @@ class LLM:
             raise RequestError("prompt", f"must be text or a list of ids, got {_kind(prompt)}")
         self._check_ids("prompt", ids)
         self._check_ids("stop_token_ids", params.stop_token_ids)
+        if params.structure is not None and not (self.spec.eos_ids or params.stop_token_ids):
+            raise RequestError(
+                params.structure[0], "needs an end, and this model has none; give stop_token_ids"
+            )
         eos = () if params.ignore_eos else self.spec.eos_ids
         stop_ids = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
         self._check_ids("logit_bias", tuple(token for token, _ in params.biases))
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
-        adjustments = adjustments_of(params, len(ids), self.tokenizer)
+        adjustments = adjustments_of(params, ids, self.tokenizer, self._compiler)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return Request(
             next(self._ids), ids, params, seed, self.context_len, stop_ids, adjustments, cache_salt
@@ -173,6 +181,7 @@ class LLM:
             built.sizes.row_width,
             self.config.run_ahead,
             prefix_cache=self.config.prefix_cache,
+            shelf=built.shelf(),
         )
 
 

@@ -28,6 +28,7 @@ class Tokenizer:
         # A length limit would cut prompts, and padding would lengthen them, without a word.
         found |= {"truncation": None, "padding": None}
         self._tokenizer = _make(path, found)
+        self._bytes = _token_bytes(found)
         self._plain = _make(path, _without_control_tokens(found))
 
     @property
@@ -54,6 +55,10 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a special token, or None."""
         return self._tokenizer.token_to_id(token)
+
+    def token_bytes(self, count: int) -> list[bytes | None]:
+        """What each of `count` token ids says; None for control tokens and ids without a token."""
+        return [self._bytes.get(token) for token in range(count)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; incomplete characters come out as U+FFFD."""
@@ -103,6 +108,27 @@ def _without_control_tokens(found: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(model.get("vocab"), dict):
         model["vocab"] = {t: i for t, i in model["vocab"].items() if t not in added}
     return {**found, "model": model, "added_tokens": []}
+
+
+def _token_bytes(found: Mapping[str, Any]) -> dict[int, bytes]:
+    """The bytes of every token that text can hold, by id.
+
+    Byte-level vocabularies write each byte as one printable letter: itself where it is printable
+    in Latin-1, and otherwise one from U+0100 on, in order (OpenAI's GPT-2 encoder).
+    """
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    letters = {chr(byte): byte for byte in plain}
+    letters |= {chr(256 + place): byte for place, byte in enumerate(others)}
+    added = {token.get("id") for token in found.get("added_tokens") or ()}
+    vocabulary = found["model"].get("vocab")
+    if not isinstance(vocabulary, dict):
+        return {}
+    return {
+        index: bytes(letters[letter] for letter in token)
+        for token, index in vocabulary.items()
+        if index not in added and all(letter in letters for letter in token)
+    }
 
 
 def _check_text(text: str) -> None:

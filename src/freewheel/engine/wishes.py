@@ -7,17 +7,30 @@ from freewheel.engine.tokenizer import Tokenizer
 from freewheel.errors import RequestError
 from freewheel.spec import Adjustments, SamplingParams
 from freewheel.spec.adjustments import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
+from freewheel.structured import Compiler, Wish
+
+THINKING = ("<think>", "</think>")
+"""The tokens between which models of these families think."""
 
 
 def adjustments_of(
-    params: SamplingParams, prompt_len: int, tokenizer: Tokenizer
+    params: SamplingParams, prompt: tuple[int, ...], tokenizer: Tokenizer, compiler: Compiler
 ) -> Adjustments | None:
     """The adjustments of a request, or None if it changes no logit.
 
-    Raises RequestError for words that do not fit a row of the device state.
+    Raises RequestError for words that do not fit a row of the device state, or for a structure
+    that does not compile.
     """
+    structure = params.structure
+    budget = params.thinking_token_budget
+    trigger = -1
+    if structure is not None or budget is not None:
+        trigger = open_thinking(prompt, tokenizer)
     found = Adjustments(
-        prompt_len=prompt_len,
+        prompt_len=len(prompt),
+        grammar=None if structure is None else compiler.compile(Wish(*structure)),
+        trigger=trigger,
+        budget=-1 if budget is None or trigger < 0 else budget,
         presence=params.presence_penalty,
         frequency=params.frequency_penalty,
         repetition=params.repetition_penalty,
@@ -26,6 +39,15 @@ def adjustments_of(
         bad_words=bad_word_tokens(params.bad_words, tokenizer),
     )
     return found if found.uses else None
+
+
+def open_thinking(prompt: tuple[int, ...], tokenizer: Tokenizer) -> int:
+    """The token that ends the thinking which `prompt` leaves open; -1 if it leaves none open."""
+    begin, end = (tokenizer.token_id(token) for token in THINKING)
+    if begin is None or end is None:
+        return -1
+    marks = [token for token in prompt if token in (begin, end)]
+    return end if marks and marks[-1] == begin else -1
 
 
 def bad_word_tokens(words: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from freewheel.host.pages import PageAllocator, RowAllocator
 from freewheel.host.request import Request, RequestState, RequestStats
 from freewheel.host.scheduler import Scheduler, Update
+from freewheel.host.shelf import Shelf
 from freewheel.host.text import TextDelta, TextStream
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "RequestStats",
     "RowAllocator",
     "Scheduler",
+    "Shelf",
     "TextDelta",
     "TextStream",
     "Update",

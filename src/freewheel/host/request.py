@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from freewheel.errors import RequestError
@@ -12,6 +12,7 @@ from freewheel.spec import (
     Adjustments,
     Admission,
     FinishReason,
+    Grammar,
     RowResult,
     SamplingParams,
     TokenScore,
@@ -68,10 +69,10 @@ class Request:
     `seed` is resolved (`params.seed`, or one drawn by the caller). `stop_ids` are the ids that
     end the request on the device: the model's own, unless ignored, and `params.stop_token_ids`.
     `adjustments`: what `params` asks to change about logits, in token ids; None if nothing.
-    `scores`: one for each of `output`, `echo`: for each prompt token but the first; if asked for.
+    `grammar_base`: where its grammar's table lies, once it has a place. `scores`: one for each of
+    `output`, `echo`: for each prompt token but the first; if asked for.
     Only requests with the same `cache_salt` find each other's pages. `block_keys` are kept by
-    `PrefixCache.keys`.
-    Raises RequestError if they exceed MAX_STOP_IDS.
+    `PrefixCache.keys`. Raises RequestError if the stop ids exceed MAX_STOP_IDS.
     """
 
     id: str
@@ -85,6 +86,7 @@ class Request:
     output: list[int] = field(default_factory=list[int])
     scores: list[TokenScore] = field(default_factory=list[TokenScore])
     echo: list[TokenScore] = field(default_factory=list[TokenScore])
+    grammar_base: int = 0
     finish: FinishReason | None = None
     tenancy: Tenancy | None = None
     turn: int = -1  # the lower, the longer it has not been served
@@ -135,6 +137,10 @@ class Request:
             self.echo.extend(fresh[: len(self.prompt) - 1 - len(self.echo)])
 
     @property
+    def grammar(self) -> Grammar | None:
+        return None if self.adjustments is None else self.adjustments.grammar
+
+    @property
     def known(self) -> int:
         """Tokens that the host is certain of: the prompt and the output so far."""
         return len(self.prompt) + len(self.output)
@@ -180,6 +186,9 @@ class Request:
 
     def admission(self) -> Admission:
         """The values that its row starts from."""
+        adjustments = self.adjustments
+        if adjustments is not None and adjustments.grammar is not None:
+            adjustments = replace(adjustments, base=self.grammar_base)
         return Admission(
             known=self.known,
             computed=0 if self.tenancy is None else self.tenancy.start,
@@ -191,7 +200,7 @@ class Request:
             min_p=self.params.min_p,
             seed=self.seed,
             stop_ids=self.stop_ids,
-            adjustments=self.adjustments,
+            adjustments=adjustments,
         )
 
     def end(self, reason: FinishReason, length: int | None = None) -> None:

@@ -10,6 +10,7 @@ from freewheel.errors import FreewheelError
 from freewheel.host.footprint import Footprint
 from freewheel.host.request import Request, RequestState
 from freewheel.host.reserve import Reservations
+from freewheel.host.shelf import Shelf
 from freewheel.host.tenancy import Tenancy
 from freewheel.spec import PageWrite
 
@@ -17,8 +18,9 @@ from freewheel.spec import PageWrite
 class Roster:
     """The waiting queue, the rows' tenants in order of admission, and what both may hold."""
 
-    def __init__(self, footprint: Footprint, rows: int, prefix_cache: bool) -> None:
+    def __init__(self, footprint: Footprint, rows: int, shelf: Shelf, prefix_cache: bool) -> None:
         self.footprint = footprint
+        self.shelf = shelf
         self.reservations = Reservations(
             footprint.groups, footprint.group_pages, rows, prefix_cache
         )
@@ -33,6 +35,8 @@ class Roster:
 
     def admissible(self) -> Iterator[Request]:
         """Waiting requests, from the head of the queue on, for which there are rows and pages.
+
+        None behind a request whose grammar's table is not on the device yet.
 
         Each is counted with the pages that it needs to begin decoding; so is every running
         request, or with those for its next decoding round, and never with less than one page.
@@ -55,7 +59,7 @@ class Roster:
             need = [self.footprint.pages(group, tokens) for group in self.footprint.groups]
             shared = self.reservations.shared(blocks)
             spare = [a - b + c for a, b, c in zip(spare, need, shared, strict=True)]
-            if min(spare, default=0) < 0:
+            if min(spare, default=0) < 0 or not self.shelf.ready(request):
                 return
             rows -= 1
             ahead.append(request)

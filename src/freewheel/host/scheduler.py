@@ -20,13 +20,16 @@ from freewheel.host.seats import (
     prompt_shape,
     step_plan,
 )
+from freewheel.host.shelf import Shelf
 from freewheel.spec import (
+    TABLES,
     CacheGroup,
     FinishReason,
     ShapeLadder,
     StepPlan,
     StepResult,
     StepShape,
+    TableWrite,
 )
 
 
@@ -65,6 +68,9 @@ class Scheduler:
       rectangle. Admission is first come, first served: the head of the queue gets a row when its
       prompt and first decoding round fit into what is free beyond the needs of running requests
       (the rest of their prompts; their next decoding round; at least one page each).
+    - *Tables.* A waiting request whose grammar is not on the device has its table brought by rounds
+      of their own, before anything else runs; the request is admitted behind them. `shelf` says
+      how many there is room for (None: for none).
     - *Decoding.* All rows; if they exceed the ladder's batch, those that were launched longest
       ago.
     - *Prefixes.* Pages stay when their request ends, and a request that begins like an earlier
@@ -87,6 +93,7 @@ class Scheduler:
         *,
         chunk: int | None = None,
         prefix_cache: bool = True,
+        shelf: Shelf | None = None,
     ) -> None:
         if len(groups) != len(group_pages) or not groups:
             raise ConfigError(f"group_pages: {len(group_pages)} given for {len(groups)} groups")
@@ -101,7 +108,7 @@ class Scheduler:
         self.run_ahead = run_ahead
         width = widest_chunk(ladder, chunk)
         footprint = Footprint(groups, group_pages, ladder.decode[-1], width, row_width)
-        self.roster = Roster(footprint, rows, prefix_cache)
+        self.roster = Roster(footprint, rows, shelf or Shelf(0, 0, 0), prefix_cache)
         self._live: dict[str, Request] = {}
         self._just_ended: dict[str, Request] = {}
         self._rounds: deque[tuple[int, list[Seat]]] = deque()
@@ -175,6 +182,9 @@ class Scheduler:
         """The next round; None if there is no work, or if a letter must be collected first."""
         if self.in_flight > self.run_ahead:
             return None
+        table = self.roster.shelf.due(self.roster.waiting)
+        if table is not None:
+            return self._launch(TABLES, [], table)
         tenants = len(self.roster.running)
         for prompts in (self._prompts_first, not self._prompts_first):
             if prompts:
@@ -220,8 +230,10 @@ class Scheduler:
         self.roster.reservations.collected(result.round_id)
         return updates
 
-    def _launch(self, shape: StepShape, seats: list[Seat]) -> StepPlan:
-        plan = step_plan(self._next_round, shape, seats)
+    def _launch(
+        self, shape: StepShape, seats: list[Seat], table: TableWrite | None = None
+    ) -> StepPlan:
+        plan = step_plan(self._next_round, shape, seats, table)
         # Whoever waited longest in this round is also first of it to wait for its next turn.
         for seat in sorted(seats, key=lambda seat: seat.request.turn):
             seat.tenancy.launch(plan.round_id, seat.advance, seat.emits)
@@ -244,6 +256,7 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason, length: int | None = None) -> None:
         request.end(reason, length)
         self.roster.leave(request)
+        self.roster.shelf.release(request)
         del self._live[request.id]
 
 

@@ -10,7 +10,7 @@ from freewheel.host.chunks import sharing
 from freewheel.host.request import Request, RequestState
 from freewheel.host.roster import Roster
 from freewheel.host.tenancy import Tenancy
-from freewheel.spec import Admission, Feed, PageWrite, ShapeLadder, StepPlan, StepShape
+from freewheel.spec import Admission, Feed, PageWrite, ShapeLadder, StepPlan, StepShape, TableWrite
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,9 @@ def extras_of(seats: list[Seat]) -> int:
     return max(seat.request.extras(prompt=seat.start is not None) for seat in seats)
 
 
-def step_plan(round_id: int, shape: StepShape, seats: list[Seat]) -> StepPlan:
+def step_plan(
+    round_id: int, shape: StepShape, seats: list[Seat], table: TableWrite | None = None
+) -> StepPlan:
     """The letter for the device."""
     return StepPlan(
         round_id=round_id,
@@ -99,6 +101,7 @@ def step_plan(round_id: int, shape: StepShape, seats: list[Seat]) -> StepPlan:
         admissions=tuple(seat.admission for seat in seats),
         feeds=tuple(seat.feed(shape.width) for seat in seats),
         page_writes=tuple(write for seat in seats for write in seat.writes),
+        table=table,
     )
 
 

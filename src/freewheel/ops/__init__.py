@@ -30,6 +30,7 @@ from freewheel.ops.compressed import (
     store_raw,
     window_slots,
 )
+from freewheel.ops.constraining import constrain, follow, store_table
 from freewheel.ops.decoding import (
     apply_inbox,
     commit,
@@ -71,8 +72,10 @@ __all__ = [
     "clamped_silu_mul",
     "commit",
     "compress",
+    "constrain",
     "cpu",
     "entry_slots",
+    "follow",
     "grouped_experts",
     "hyper_close",
     "hyper_collapse",
@@ -103,6 +106,7 @@ __all__ = [
     "store_key",
     "store_latent",
     "store_raw",
+    "store_table",
     "topk_slots",
     "wide_linear",
     "window_attention",

@@ -16,7 +16,10 @@ from torch import Tensor
 from freewheel.ops.registry import nothing, op
 
 _COLUMNS = "prompt_lens penalties bias_ids bias_values bad_words allowed".split()
-_WRITES = ", ".join(f"Tensor({chr(97 + n)}!) {name}" for n, name in enumerate(_COLUMNS))
+_WRITTEN = (
+    "prompt_lens penalties grammars grammar_states bias_ids bias_values bad_words allowed".split()
+)
+_WRITES = ", ".join(f"Tensor({chr(97 + n)}!) {name}" for n, name in enumerate(_WRITTEN))
 
 
 @op(f"apply_adjustments(Tensor rows, Tensor words, {_WRITES}) -> ()", fake=nothing)
@@ -25,22 +28,40 @@ def apply_adjustments(
     words: Tensor,  # int32 [B, words]
     prompt_lens: Tensor,  # int32 [R]
     penalties: Tensor,  # float32 [R, 3]
+    grammars: Tensor,  # int32 [R, 5]
+    grammar_states: Tensor,  # int32 [R]
     bias_ids: Tensor,  # int32 [R, N]
     bias_values: Tensor,  # float32 [R, N]
     bad_words: Tensor,  # int32 [R, S, L]
     allowed: Tensor,  # int32 [R, V / 32]
 ) -> None:
-    """Set the columns of rows whose first word is not 0, in the order of `state.letters`."""
+    """Set the columns of rows whose first word is not 0, in the order of `state.letters`.
+
+    A grammar begins in its start state, or, if it waits for a trigger, in state -1; -2 is that of a
+    row without.
+    """
     live = words[:, 0] != 0
     target = torch.where(live, rows, 0).long()
-    sizes = [1, 1, 3, bias_ids.shape[1], bias_ids.shape[1], bad_words[0].numel(), allowed.shape[1]]
+    sizes = [
+        1,
+        1,
+        3,
+        5,
+        bias_ids.shape[1],
+        bias_ids.shape[1],
+        bad_words[0].numel(),
+        allowed.shape[1],
+    ]
     parts = words.split(sizes, dim=1)[1:]
-    columns = (prompt_lens, penalties, bias_ids, bias_values, bad_words, allowed)
+    columns = (prompt_lens, penalties, grammars, bias_ids, bias_values, bad_words, allowed)
     for column, part in zip(columns, parts, strict=True):
         value = part.contiguous().view(column.dtype).view(-1, *column.shape[1:])
         keep = column[:1].expand_as(value)
         kind = live.view(-1, *[1] * (value.dim() - 1))
         column.index_put_((target,), torch.where(kind, value, keep))
+    classes, start, trigger = parts[2][:, 1], parts[2][:, 2], parts[2][:, 3]
+    state = torch.where(trigger >= 0, -1, torch.where(classes > 0, start, -2))
+    grammar_states.index_put_((target,), torch.where(live, state, grammar_states[:1]))
 
 
 def _fake_adjust(logits: Tensor, *_: object) -> Tensor:

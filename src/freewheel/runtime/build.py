@@ -11,6 +11,7 @@ import torch
 from freewheel.config import Decisions, EngineConfig, find_model, kernel_cache_folder
 from freewheel.decode import ChainDrafter, Drafter, LookupDrafter, NoDrafter
 from freewheel.errors import CheckpointError, ConfigError
+from freewheel.host import Shelf
 from freewheel.models import (
     Catalogue,
     LoadedModel,
@@ -31,6 +32,8 @@ from freewheel.spec.cache import CacheGroup
 from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.model import ModelSpec
 from freewheel.spec.shape import ECHOES, ShapeLadder
+from freewheel.state.adjust import table_cells
+from freewheel.state.letters import TABLE_WORDS
 from freewheel.state.pool import DTYPES
 
 
@@ -56,6 +59,11 @@ class Built:
     decisions: Decisions
     notes: tuple[str, ...]
     resolved: Resolved
+    max_grammars: int
+
+    def shelf(self) -> Shelf:
+        """Places for grammars' tables, all empty."""
+        return Shelf(self.max_grammars, table_cells(self.spec.vocab_size), 2 * TABLE_WORDS)
 
 
 def build(
@@ -105,6 +113,7 @@ def build(
         run_ahead=config.run_ahead,
         guard=config.guard,
         deterministic=config.deterministic,
+        grammars=config.max_grammars,
     )
     return Built(
         folder.spec,
@@ -115,6 +124,7 @@ def build(
         decisions,
         loaded.report.notes,
         Resolved(device, graph, dtype, drafter),
+        config.max_grammars,
     )
 
 

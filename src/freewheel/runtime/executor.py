@@ -76,12 +76,13 @@ class Executor:
         run_ahead: int,
         guard: bool,
         deterministic: bool = False,
+        grammars: int = 0,
     ) -> None:
         self.arena = Arena(device)
         for index, weight in enumerate(weights):
             self.arena.adopt(f"weights.{index}", weight)
         self.state = SequenceState.build(
-            self.arena, sizes.rows, sizes.row_width, groups, target.spec.vocab_size
+            self.arena, sizes.rows, sizes.row_width, groups, target.spec.vocab_size, grammars
         )
         self.cache = CachePool(self.arena, groups, sizes.pages)
         self.counters = Counters()
@@ -166,7 +167,7 @@ class Executor:
 
     def _new_letters(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         """(inbox, outbox) of one shape, static."""
-        name = f"letters.{shape.batch}x{shape.width}+{shape.depth}.{shape.extras}"
+        name = f"letters.{shape.batch}x{shape.width}+{shape.depth}.{shape.extras}.{shape.tables:d}"
         words = self._inbox_layout(shape).words
         inbox = self.arena.new(f"{name}.inbox", (words,), torch.int32)
         outbox = self.arena.new(f"{name}.outbox", outbox_shape(shape), torch.int32)

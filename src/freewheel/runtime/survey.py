@@ -55,7 +55,9 @@ def survey(config: EngineConfig) -> Survey:
     groups = found.model.cache_groups(page_size, dtype)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
     arena = Arena("meta")
-    SequenceState.build(arena, sizes.rows, sizes.row_width, groups, folder.spec.vocab_size)
+    SequenceState.build(
+        arena, sizes.rows, sizes.row_width, groups, folder.spec.vocab_size, config.max_grammars
+    )
     CachePool(arena, groups, sizes.pages)
     weights = sum(t.numel() * t.element_size() for t in held_tensors(found.model, found.head))
     return Survey(

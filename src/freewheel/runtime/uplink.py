@@ -75,6 +75,11 @@ def pack(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None
             "page_writes",
             f"{len(plan.page_writes)} in one round; {layout.page_writes} fit its letter",
         )
+    if plan.table is not None:
+        cells = letter[layout.table + 2 :].view(np.int16)
+        given = np.frombuffer(plan.table.cells, dtype=np.int16)
+        letter[layout.table : layout.table + 2] = plan.table.start, len(given)
+        cells[: len(given)] = given
     writes = letter[layout.writes : layout.adjustments].reshape(
         layout.page_writes, PAGE_WRITE_WORDS
     )
@@ -84,7 +89,7 @@ def pack(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None
 
 def pack_adjustments(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None:
     """Write the plan's adjustments. Raises CapacityError if its shape has no room for them."""
-    rows = letter[layout.adjustments :].reshape(layout.batch, layout.adjust_words)
+    rows = letter[layout.adjustments : layout.table].reshape(layout.batch, layout.adjust_words)
     for index, admission in enumerate(plan.admissions):
         if admission is None or admission.adjustments is None:
             continue
@@ -98,12 +103,17 @@ def adjust_words(adjustments: Adjustments, words: NDArray[np.int32]) -> None:
     words[:2] = adjustments.uses, adjustments.prompt_len
     penalties = (adjustments.presence, adjustments.frequency, adjustments.repetition)
     words[2:5] = np.array(penalties, dtype=np.float32).view(np.int32)
-    ids, values = words[5 : 5 + MAX_BIASES], words[5 + MAX_BIASES : 5 + 2 * MAX_BIASES]
+    grammar = adjustments.grammar
+    classes, start = (0, 0) if grammar is None else (grammar.classes, grammar.start)
+    budget = adjustments.budget
+    length = -1 if budget < 0 else adjustments.prompt_len + budget
+    words[5:10] = adjustments.base, classes, start, adjustments.trigger, length
+    ids, values = words[10 : 10 + MAX_BIASES], words[10 + MAX_BIASES : 10 + 2 * MAX_BIASES]
     ids.fill(-1)
     for index, (token, bias) in enumerate(adjustments.biases):
         ids[index] = token
         values[index] = np.float32(bias).view(np.int32)
-    sequences = words[5 + 2 * MAX_BIASES : ADJUST_WORDS].reshape(MAX_BAD_WORDS, -1)
+    sequences = words[10 + 2 * MAX_BIASES : ADJUST_WORDS].reshape(MAX_BAD_WORDS, -1)
     sequences.fill(-1)
     for index, tokens in enumerate(adjustments.bad_words):
         sequences[index, -len(tokens) :] = tokens

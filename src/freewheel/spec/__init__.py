@@ -6,7 +6,7 @@ May import the standard library and `freewheel.errors`. Must never import torch 
 
 from __future__ import annotations
 
-from freewheel.spec.adjustments import Adjustments
+from freewheel.spec.adjustments import Adjustments, Grammar
 from freewheel.spec.cache import CacheField, CacheGroup
 from freewheel.spec.compressed import (
     ClampedMoeSpec,
@@ -35,16 +35,18 @@ from freewheel.spec.plan import (
     RowResult,
     StepPlan,
     StepResult,
+    TableWrite,
     TokenScore,
     feed_bound,
     page_writes_bound,
 )
 from freewheel.spec.sampling import FinishReason, SamplingParams
-from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder, StepShape
+from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, TABLES, ShapeLadder, StepShape
 
 __all__ = [
     "MAX_DEPTH",
     "MAX_VERIFY_WIDTH",
+    "TABLES",
     "Adjustments",
     "Admission",
     "AttentionSpec",
@@ -57,6 +59,7 @@ __all__ = [
     "EntryIndexerSpec",
     "Feed",
     "FinishReason",
+    "Grammar",
     "HyperSpec",
     "IndexerSpec",
     "LayerKind",
@@ -72,6 +75,7 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "StepShape",
+    "TableWrite",
     "TokenScore",
     "YarnSpec",
     "feed_bound",

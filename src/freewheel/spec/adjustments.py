@@ -14,8 +14,33 @@ MAX_BAD_WORDS = 64
 MAX_BAD_WORD_TOKENS = 8
 """Tokens of one such sequence."""
 
-USES_PENALTIES, USES_BIASES, USES_ALLOWED, USES_BAD_WORDS = 1, 2, 4, 8
+MAX_GRAMMAR_CELLS = 1 << 21
+"""Cells, states times classes, of a grammar's table on the device."""
+
+USES_PENALTIES, USES_BIASES, USES_ALLOWED, USES_BAD_WORDS, USES_GRAMMAR = 1, 2, 4, 8, 16
 """Bits of `SequenceState.uses`: what the row's columns hold; without its bit, one is not read."""
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """A finite automaton over tokens: which may follow, and what then may follow them.
+
+    Tokens that lead from every state to the same one are of one class. `table`: int16 in the
+    machine's order; the class of each of V tokens, then for each of `states` the next state by
+    class, -1 where the token may not follow, and 1 or 0: the text may end here. From every state
+    that can be reached the end can be. `key` names the table: equal keys, equal tables.
+    """
+
+    key: str
+    states: int
+    classes: int
+    start: int
+    table: bytes
+
+    @property
+    def cells(self) -> int:
+        """int16 cells of `table`."""
+        return len(self.table) // 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +55,14 @@ class Adjustments:
     4. Tokens outside `allowed` (None: all are in it) are never chosen, nor is the last token of one
        of `bad_words` when the output ends in the tokens before it.
 
-    `prompt_len`: tokens of the row's prompt; output begins behind it.
+    5. Tokens that `grammar` does not let follow the output are never chosen; stop ids may be chosen
+       where the grammar may end, and only there. With a `trigger` (a token id; -1: none) the
+       grammar begins behind the first such token of the output, and until then the output may not
+       end. Once the output holds `budget` tokens (-1: any number) without it, only the trigger
+       may be chosen.
+
+    `prompt_len`: tokens of the row's prompt; output begins behind it. `base`: where the grammar's
+    table begins in the device's tables, in cells.
     """
 
     prompt_len: int
@@ -40,6 +72,14 @@ class Adjustments:
     biases: tuple[tuple[int, float], ...] = ()
     allowed: tuple[int, ...] | None = None
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
+    trigger: int = -1
+    budget: int = -1
+    base: int = 0
+
+    @property
+    def constrains(self) -> bool:
+        return self.grammar is not None or (self.trigger >= 0 and self.budget >= 0)
 
     @property
     def uses(self) -> int:
@@ -50,4 +90,5 @@ class Adjustments:
             | bool(self.biases) * USES_BIASES
             | (self.allowed is not None) * USES_ALLOWED
             | bool(self.bad_words) * USES_BAD_WORDS
+            | self.constrains * USES_GRAMMAR
         )

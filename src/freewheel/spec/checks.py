@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import cast
 
@@ -52,6 +53,18 @@ def ids_of(field: str, ids: object, most: int) -> tuple[int, ...]:
 def items(value: object) -> tuple[object, ...] | None:
     """The items of a list or tuple; None for anything else."""
     return tuple(cast("list[object]", value)) if isinstance(value, list | tuple) else None
+
+
+def json_text(field: str, given: object) -> str:
+    """The JSON text of an object, or of text that holds one."""
+    try:
+        text = given if isinstance(given, str) else json.dumps(given)
+        found: object = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(field, f"is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise RequestError(field, f"must be a JSON object, got {given!r}")
+    return text
 
 
 def biases_of(field: str, given: object, most: int) -> tuple[tuple[int, float], ...]:

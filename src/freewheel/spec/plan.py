@@ -52,12 +52,20 @@ class PageWrite:
 
 
 @dataclass(frozen=True)
+class TableWrite:
+    """int16 `cells`, as bytes, for the device's tables from cell `start` on."""
+
+    start: int
+    cells: bytes
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """One round. `rows`, `admissions` and `feeds` run in parallel; at most `shape.batch` long.
 
     A feed brings the rectangle's own tokens and the one behind it, which the drafter reads at a
     chunk's last position; a row's first feed also those before the rectangle, whose pages were
-    found. See `feed_bound`.
+    found. See `feed_bound`. Only rounds of shape TABLES bring a `table`.
     """
 
     round_id: int
@@ -66,6 +74,7 @@ class StepPlan:
     admissions: tuple[Admission | None, ...]
     feeds: tuple[Feed | None, ...]
     page_writes: tuple[PageWrite, ...]
+    table: TableWrite | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +16,7 @@ from freewheel.spec.checks import (
     check_flag,
     check_number,
     ids_of,
+    json_text,
     texts_of,
 )
 
@@ -49,7 +51,10 @@ class SamplingParams:
     `allowed_token_ids` come before the temperature; `spec.adjustments` says what they do.
     `logprobs`: report the log-probability of each token, and of so many of the likeliest (0 to 20),
     by the model's own logits, before anything here changed them; `prompt_logprobs`: also of the
-    prompt's tokens. Raises RequestError on the first field out of range.
+    prompt's tokens. At most one of `json_schema` (an object, or its JSON text), `regex` and
+    `choice`: the answer is a text of that kind, and ends with it. Where the prompt leaves thinking
+    open, it begins behind the end of thinking, which `thinking_token_budget` output tokens force if
+    they have not brought it. Raises RequestError on the first field out of range.
     """
 
     temperature: float = 1.0
@@ -64,6 +69,10 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    json_schema: Mapping[str, object] | str | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    thinking_token_budget: int | None = None
     seed: int | None = None
     max_tokens: int | None = 256
     min_tokens: int = 0
@@ -92,6 +101,7 @@ class SamplingParams:
         for flag in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             check_flag(flag, vars(self)[flag])
         self._check_adjustments()
+        self._check_structure()
         for field in ("logprobs", "prompt_logprobs"):
             if vars(self)[field] is not None:
                 check_count(field, vars(self)[field], 0, MAX_LOGPROBS)
@@ -99,6 +109,34 @@ class SamplingParams:
             object.__setattr__(self, field, texts_of(field, vars(self)[field]))
         stop_ids = ids_of("stop_token_ids", self.stop_token_ids, MAX_STOP_IDS)
         object.__setattr__(self, "stop_token_ids", stop_ids)
+
+    def _check_structure(self) -> None:
+        if self.thinking_token_budget is not None:
+            check_count("thinking_token_budget", self.thinking_token_budget, 0)
+        if self.choice is not None:
+            object.__setattr__(self, "choice", texts_of("choice", self.choice))
+            if not self.choice:
+                raise RequestError("choice", "is empty: there is nothing to choose")
+        if self.json_schema is not None:
+            schema = json_text("json_schema", self.json_schema)
+            object.__setattr__(self, "json_schema", schema)
+        if self.regex is not None:
+            texts_of("regex", (self.regex,))
+        given = [f for f in ("json_schema", "regex", "choice") if vars(self)[f] is not None]
+        if len(given) > 1:
+            raise RequestError(given[1], f"cannot be kept together with {given[0]}; give one")
+        for field in ("ignore_eos", "min_tokens"):
+            if given and vars(self)[field]:
+                raise RequestError(field, f"contradicts {given[0]}, which says where the end is")
+
+    @property
+    def structure(self) -> tuple[str, str] | None:
+        """(field, text) of what the answer must be; choices as a JSON list."""
+        if isinstance(self.json_schema, str):
+            return "json_schema", self.json_schema
+        if self.regex is not None:
+            return "regex", self.regex
+        return None if self.choice is None else ("choice", json.dumps(self.choice))
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:

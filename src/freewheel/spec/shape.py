@@ -26,12 +26,14 @@ class StepShape:
     ADJUSTS: logits pass through penalties, biases, bans and grammars. REPORTS: also,
     log-probabilities come home. ECHOES (prompts only): also those of the prompt's own tokens. What
     a shape lacks is not in its graph, so a batch in which nobody asks for it pays nothing.
+    `tables`: the round brings a piece of a grammar's table and does nothing else.
     """
 
     batch: int
     width: int
     depth: int
     extras: int = 0
+    tables: bool = False
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.width < 1:
@@ -72,6 +74,10 @@ class StepShape:
     def reach(self) -> int:
         """Positions past a row's `computed` that one round may write: the rectangle and drafts."""
         return self.width + self.depth
+
+
+TABLES = StepShape(1, 1, 0, tables=True)
+"""The shape of rounds that bring tables."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,7 @@ class ShapeLadder:
         every += [
             replace(s, extras=e) for s in self.decode for e in range(min(extras, REPORTS) + 1)
         ]
+        every += [TABLES] if extras else []
         return tuple(sorted(set(every), key=lambda s: (-s.batch * s.width, -s.depth, -s.extras)))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from freewheel.state.arena import Arena
 from freewheel.state.letters import InboxLayout, OutboxLayout
 from freewheel.state.pool import CachePool
-from freewheel.state.receive import receive
+from freewheel.state.receive import receive, receive_table
 from freewheel.state.sequence import SequenceState
 from freewheel.state.view import StepView, open_step
 
@@ -23,4 +23,5 @@ __all__ = [
     "StepView",
     "open_step",
     "receive",
+    "receive_table",
 ]

@@ -19,9 +19,13 @@ ADMISSION_WORDS = 12 + MAX_STOP_IDS
 """admit, known, computed, limit, minimum, temperature, top_k, top_p, min_p, seed low, seed high,
 uses, then the stop ids. Floats travel as their bits."""
 
-ADJUST_WORDS = 5 + 2 * MAX_BIASES + MAX_BAD_WORDS * MAX_BAD_WORD_TOKENS
-"""uses, prompt length, presence, frequency, repetition; bias ids, biases, bad words. Behind them,
-for each row, one bit for each token that is allowed. All zero where nothing is admitted."""
+ADJUST_WORDS = 10 + 2 * MAX_BIASES + MAX_BAD_WORDS * MAX_BAD_WORD_TOKENS
+"""uses, prompt length, presence, frequency, repetition; the grammar's base, classes, start, trigger
+and budget; bias ids, biases, bad words. Behind them, for each row, one bit for each token that is
+allowed. All zero where nothing is admitted."""
+
+TABLE_WORDS = 1 << 18
+"""Words of a table that one round brings, two cells each; before them, first cell and count."""
 
 PAGE_WRITE_WORDS = 4
 """row, group, column, page. An unused one is all zero: it rewrites scratch with scratch."""
@@ -43,6 +47,7 @@ class InboxLayout:
     feed_width: int
     page_writes: int
     adjust_words: int = 0
+    table_words: int = 0
 
     @classmethod
     def of(
@@ -60,7 +65,8 @@ class InboxLayout:
         writes = page_writes_bound(shape, groups, row_width)
         admits = shape.adjusts and shape.for_prompts
         words = ADJUST_WORDS + allowed_words(vocabulary) if admits else 0
-        return cls(shape.batch, feed_bound(shape, row_width), writes, words)
+        table = 2 + TABLE_WORDS if shape.tables else 0
+        return cls(shape.batch, feed_bound(shape, row_width), writes, words, table)
 
     @property
     def admissions(self) -> int:
@@ -88,8 +94,13 @@ class InboxLayout:
         return self.writes + self.page_writes * PAGE_WRITE_WORDS
 
     @property
-    def words(self) -> int:
+    def table(self) -> int:
+        """[table_words]."""
         return self.adjustments + self.batch * self.adjust_words
+
+    @property
+    def words(self) -> int:
+        return self.table + self.table_words
 
 
 @dataclass(frozen=True)

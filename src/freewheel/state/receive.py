@@ -12,6 +12,14 @@ from freewheel.state.letters import ADMISSION_WORDS, InboxLayout
 from freewheel.state.sequence import SequenceState
 
 
+def receive_table(
+    state: SequenceState, inbox: Tensor, shape: StepShape, groups: tuple[CacheGroup, ...]
+) -> None:
+    """Apply a letter that brings a piece of a table."""
+    layout = InboxLayout.of(shape, groups, state.vocabulary)
+    ops.store_table(inbox[layout.table : layout.words], state.adjust.tables)
+
+
 def receive(
     state: SequenceState, inbox: Tensor, shape: StepShape, groups: tuple[CacheGroup, ...]
 ) -> Tensor:
@@ -43,6 +51,6 @@ def receive(
     )
     rows = inbox[: shape.batch]
     if layout.adjust_words:
-        words = inbox[layout.adjustments : layout.words].view(shape.batch, layout.adjust_words)
+        words = inbox[layout.adjustments : layout.table].view(shape.batch, layout.adjust_words)
         state.adjust.receive(rows, words)
     return rows

@@ -52,10 +52,12 @@ class SequenceState:
         row_width: int,
         groups: tuple[CacheGroup, ...],
         vocabulary: int = 0,
+        grammars: int = 0,
     ) -> SequenceState:
         """`rows` rows, the scratch row included, each `row_width` tokens wide.
 
-        `vocabulary`: tokens; 0 for a state whose rows never adjust logits.
+        `vocabulary`: tokens; 0 for a state whose rows never adjust logits. `grammars`: tables that
+        fit at one time.
         """
         columns = tuple(group.pages_for(row_width) for group in groups)
 
@@ -80,7 +82,7 @@ class SequenceState:
             seeds=arena.new("state.seeds", (rows,), torch.int64),
             stop_ids=ints("stop_ids", rows, MAX_STOP_IDS, fill=-1),
             uses=ints("uses", rows),
-            adjust=AdjustColumns.build(arena, rows, vocabulary),
+            adjust=AdjustColumns.build(arena, rows, vocabulary, grammars),
             vocabulary=vocabulary,
             page_sizes=tuple(group.page_size for group in groups),
             columns=columns,

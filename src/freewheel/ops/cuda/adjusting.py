@@ -21,7 +21,8 @@ BLOCK = 2048
 
 @triton.jit
 def _apply(
-    rows, words, prompt_lens, penalties, bias_ids, bias_values, bad_words, allowed, stride,
+    rows, words, prompt_lens, penalties, grammars, grammar_states, bias_ids, bias_values,
+    bad_words, allowed, stride,
     BIASES: tl.constexpr, BANNED: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program b serves batch row b: its words, in order, go to the row's columns."""
@@ -33,20 +34,24 @@ def _apply(
         three = lane < 3
         values = tl.load(letter + 2 + lane, mask=three, other=0).to(tl.float32, bitcast=True)
         tl.store(penalties + row * 3 + lane, values, mask=three)
+        five = lane < 5
+        tl.store(grammars + row * 5 + lane, tl.load(letter + 5 + lane, mask=five), mask=five)
+        begun = tl.where(tl.load(letter + 6) > 0, tl.load(letter + 7), -2)
+        tl.store(grammar_states + row, tl.where(tl.load(letter + 8) >= 0, -1, begun))
         for at in range(0, BIASES, BLOCK):
             live = at + lane < BIASES
-            ids = tl.load(letter + 5 + at + lane, mask=live, other=0)
+            ids = tl.load(letter + 10 + at + lane, mask=live, other=0)
             tl.store(bias_ids + row * BIASES + at + lane, ids, mask=live)
-            values = tl.load(letter + 5 + BIASES + at + lane, mask=live, other=0)
+            values = tl.load(letter + 10 + BIASES + at + lane, mask=live, other=0)
             values = values.to(tl.float32, bitcast=True)
             tl.store(bias_values + row * BIASES + at + lane, values, mask=live)
         for at in range(0, BANNED, BLOCK):
             live = at + lane < BANNED
-            tokens = tl.load(letter + 5 + 2 * BIASES + at + lane, mask=live, other=0)
+            tokens = tl.load(letter + 10 + 2 * BIASES + at + lane, mask=live, other=0)
             tl.store(bad_words + row * BANNED + at + lane, tokens, mask=live)
         for at in range(0, BITS, BLOCK):
             live = at + lane < BITS
-            bits = tl.load(letter + 5 + 2 * BIASES + BANNED + at + lane, mask=live, other=0)
+            bits = tl.load(letter + 10 + 2 * BIASES + BANNED + at + lane, mask=live, other=0)
             tl.store(allowed + row * BITS + at + lane, bits, mask=live)
 
 
@@ -56,15 +61,17 @@ def apply_adjustments(
     words: Tensor,
     prompt_lens: Tensor,
     penalties: Tensor,
+    grammars: Tensor,
+    grammar_states: Tensor,
     bias_ids: Tensor,
     bias_values: Tensor,
     bad_words: Tensor,
     allowed: Tensor,
 ) -> None:
     _apply[(rows.shape[0],)](
-        rows, words, prompt_lens, penalties, bias_ids, bias_values, bad_words, allowed,
-        words.stride(0), BIASES=bias_ids.shape[1], BANNED=bad_words.stride(0),
-        BITS=allowed.shape[1], BLOCK=1024,
+        rows, words, prompt_lens, penalties, grammars, grammar_states, bias_ids, bias_values,
+        bad_words, allowed, words.stride(0), BIASES=bias_ids.shape[1],
+        BANNED=bad_words.stride(0), BITS=allowed.shape[1], BLOCK=1024,
     )  # fmt: skip
 
 

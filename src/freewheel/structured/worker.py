@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that compiles. Reads wishes from standard input, writes tables to standard output.
+
+First a line of JSON with the lengths of all tokens (-1: no text), and their bytes. Then a line for
+each wish; each gets a line back, and a table's bytes behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from typing import IO, Any
+
+try:
+    import numpy  # noqa: F401
+    from outlines_core import Index, Vocabulary
+    from outlines_core.json_schema import (  # pyright: ignore[reportMissingImports]
+        build_regex_from_schema,
+    )
+except ModuleNotFoundError as missing:
+    sys.stdin.buffer.readline()
+    reason = f"it needs {missing.name}; install freewheel[structured]"
+    sys.stdout.write(json.dumps({"error": reason}) + "\n")
+    sys.exit(1)
+
+from freewheel.spec import Grammar
+from freewheel.structured.schema import Refusal, read_schema
+from freewheel.structured.tables import ByteAutomaton, byte_automaton, token_grammar
+
+MEMORY = 4 << 30
+"""Bytes of address space that the process may take."""
+
+MAX_SOURCE = 1 << 18
+"""Characters of a wish."""
+
+NO_BYTE = 256
+_BYTES = Vocabulary(NO_BYTE, {bytes([byte]): [byte] for byte in range(256)})
+_META = frozenset(r"\.+*?()|[]{}^$#&-~")
+
+
+def compiled(kind: str, source: str, vocabulary: list[bytes | None]) -> Grammar:
+    """Raises Refusal for a wish that cannot be kept."""
+    if len(source) > MAX_SOURCE:
+        raise Refusal(f"is {len(source)} characters long; at most {MAX_SOURCE} are read")
+    return token_grammar(automaton_of(regex_of(kind, source)), vocabulary)
+
+
+def regex_of(kind: str, source: str) -> str:
+    """The regular expression of a wish."""
+    if kind == "regex":
+        return source
+    if kind == "choice":
+        return "|".join(f"({''.join(map(_literal, text))})" for text in json.loads(source))
+    read_schema(source, stands_in_json)
+    try:
+        return build_regex_from_schema(source)
+    except ValueError as error:
+        raise Refusal(f"cannot be turned into a grammar: {error}") from error
+
+
+def automaton_of(regex: str) -> ByteAutomaton:
+    """The automaton over bytes of a regular expression."""
+    try:
+        index = Index(regex, _BYTES)
+    except ValueError as error:
+        raise Refusal(f"cannot be turned into an automaton: {error}") from error
+    finals = list(index.get_final_states())
+    return byte_automaton(index.get_transitions(), index.get_initial_state(), finals)
+
+
+def stands_in_json(pattern: str) -> bool:
+    """Nothing that `pattern` matches needs an escape inside a JSON string."""
+    following = automaton_of(pattern).following
+    return not following[:, [*range(32), ord('"'), ord("\\")]].any()
+
+
+def _literal(letter: str) -> str:
+    return f"\\{letter}" if letter in _META else letter
+
+
+def answer(line: bytes, vocabulary: list[bytes | None]) -> tuple[dict[str, Any], bytes]:
+    """The reply to one wish: what is said of it, and the table."""
+    wish = json.loads(line)
+    try:
+        grammar = compiled(wish["kind"], wish["source"], vocabulary)
+    except Refusal as refusal:
+        return {"error": str(refusal)}, b""
+    except (MemoryError, RecursionError):
+        return {"error": "takes too much memory to compile"}, b""
+    said = {"key": grammar.key, "states": grammar.states, "classes": grammar.classes}
+    return said | {"start": grammar.start, "bytes": len(grammar.table)}, grammar.table
+
+
+def read_vocabulary(stream: IO[bytes]) -> list[bytes | None]:
+    lengths = json.loads(stream.readline())["lengths"]
+    return [None if length < 0 else stream.read(length) for length in lengths]
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    vocabulary = read_vocabulary(stdin)
+    stdout.write(b"{}\n")
+    stdout.flush()
+    for line in stdin:
+        said, table = answer(line, vocabulary)
+        stdout.write(json.dumps(said).encode() + b"\n" + table)
+        stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
