@@ -7,7 +7,7 @@ from freewheel.host.pages import PageAllocator, RowAllocator
 from freewheel.host.prefix import Block, PrefixCache
 from freewheel.host.request import Request
 from freewheel.host.tenancy import PageSpan, Tenancy
-from freewheel.spec import CacheGroup, PageWrite
+from freewheel.spec import CacheGroup, FinishReason, PageWrite
 
 
 class Reservations:
@@ -42,7 +42,8 @@ class Reservations:
 
     def match(self, request: Request) -> tuple[Block, ...]:
         """Kept blocks that the request could start behind."""
-        return () if self.prefix is None else self.prefix.match(request)
+        wants_all = request.params.prompt_logprobs is not None  # of every prompt token, so computed
+        return () if self.prefix is None or wants_all else self.prefix.match(request)
 
     def shared(self, blocks: tuple[Block, ...]) -> list[int]:
         """Pages of each group, among those of the blocks, that some tenancy owns already."""
@@ -90,9 +91,13 @@ class Reservations:
             for column, page in enumerate(span.pages, span.first)
         )
 
-    def publish(self, request: Request, tenancy: Tenancy) -> None:
-        """Let others find what the row has computed."""
-        if self.prefix is not None:
+    def publish(self, request: Request, tenancy: Tenancy, finish: FinishReason | None) -> None:
+        """Let others find what the row has computed; nothing of it, if it went wrong."""
+        if self.prefix is None:
+            return
+        if finish is FinishReason.ERROR:
+            self.prefix.forget(request, tenancy)
+        else:
             self.prefix.publish(request, tenancy)
 
     def missing(self, tenancy: Tenancy, tokens: int) -> tuple[int, ...]:

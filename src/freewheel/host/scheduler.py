@@ -217,7 +217,7 @@ class Scheduler:
             seat.tenancy.settle(row.computed, seat.advance, seat.emits)
             seat.request.stats.count(row, seat.start is not None, result.round_id, now)
             seat.request.take(row, seat.start)
-            self.roster.reservations.publish(seat.request, seat.tenancy)
+            self.roster.reservations.publish(seat.request, seat.tenancy, row.finish)
             if row.finish is not None:
                 self._end(seat.request, row.finish)
                 self._just_ended[seat.request.id] = seat.request
