@@ -182,10 +182,14 @@ class Runner:
     def __init__(
         self, model: DemoModel, *, fused: bool = False, compiled: Collection[str] = ()
     ) -> None:
-        self.model, self.fused = model, fused
+        self.model, self.c, self.fused = model, model.c, fused
         pieces = {n: compiled_piece(n) if n in compiled else f for n, f in PIECES.items()}
         self._project, self._feed_forward = pieces["project"], pieces["feed_forward"]
         self._scores, self._mix = pieces["scores"], pieces["mix"]
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.lm_head.weight.device
 
     def layer(
         self,
@@ -278,6 +282,14 @@ class Runner:
             hidden = mtp.shared_head.norm(x)
             outputs.append(hidden)
         return outputs
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """What the head reads of the trunk's result."""
+        return x
+
+    def draft_hidden(self, x: Tensor) -> Tensor:
+        """What the head reads of a draft step's result."""
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.lm_head(hidden)

@@ -21,8 +21,12 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
+import export
+import export_v4
 from attend import Runner, Sparsity, same_topk
-from export import load_checkpoint
+from attend_v4 import RunnerV4
+
+AnyRunner = Runner | RunnerV4
 
 DEPTH = 3
 NEW_TOKENS = 64
@@ -41,25 +45,34 @@ SAMPLES = (
 )
 
 
-def held_out_bits(runner: Runner, rows: Tensor, sparsity: Sparsity | None) -> float:
+def open_runner(folder: Path, device: torch.device) -> AnyRunner:
+    """Runs either demo in float32, by the `model_type` of its config."""
+    fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if fields["model_type"] == "deepseek_v4":
+        return RunnerV4(export_v4.load_checkpoint(folder).to(device))
+    return Runner(export.load_checkpoint(folder).to(device))
+
+
+def held_out_bits(runner: AnyRunner, rows: Tensor, sparsity: Sparsity | None) -> float:
     """Mean nats a token of int64 [B, T] rows."""
-    hidden = runner.trunk(rows, sparsity)
+    hidden = runner.hidden(runner.trunk(rows, sparsity))
     logits = runner.logits(hidden[:, :-1]).float()
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).item()
 
 
 def quick_acceptance(
-    runner: Runner, rows: Tensor, depth: int, sparsity: Sparsity | None
+    runner: AnyRunner, rows: Tensor, depth: int, sparsity: Sparsity | None
 ) -> list[float]:
     """Share of starts whose drafts 1..j all equal the target's argmax (teacher-forced)."""
     length = rows.shape[1] - depth
-    hidden = runner.trunk(rows, sparsity)
-    target = runner.logits(hidden).argmax(-1)
-    drafts = runner.chain(hidden[:, :length], rows, depth, sparsity)
+    state = runner.trunk(rows, sparsity)
+    target = runner.logits(runner.hidden(state)).argmax(-1)
+    drafts = runner.chain(state[:, :length], rows, depth, sparsity)
     matched = torch.ones(rows.shape[0], length, dtype=torch.bool, device=rows.device)
     shares: list[float] = []
     for j, draft in enumerate(drafts, start=1):
-        same = runner.logits(draft).argmax(-1) == target[:, j : j + length]
+        guess = runner.logits(runner.draft_hidden(draft)).argmax(-1)
+        same = guess == target[:, j : j + length]
         matched = matched & same
         shares.append(matched.float().mean().item())
     return shares
@@ -75,9 +88,9 @@ class Greedy:
 
 
 @torch.no_grad()
-def generate(runner: Runner, prompts: list[list[int]], new: int, topk: int) -> Greedy:
+def generate(runner: AnyRunner, prompts: list[list[int]], new: int, topk: int) -> Greedy:
     """Greedy decoding of right-padded rows without a cache; a row ends at EOS or `new`."""
-    device = runner.model.lm_head.weight.device
+    device = runner.device
     prompt_lens = torch.tensor([len(p) for p in prompts], device=device)
     tokens = torch.full((len(prompts), int(prompt_lens.max()) + new + 1), PAD, device=device)
     for i, p in enumerate(prompts):
@@ -86,7 +99,7 @@ def generate(runner: Runner, prompts: list[list[int]], new: int, topk: int) -> G
     rows = torch.arange(len(prompts), device=device)
     sparsity = same_topk(topk, len(prompts), device)
     for _ in range(new):
-        hidden = runner.trunk(tokens[:, : int(lens.max())], sparsity)
+        hidden = runner.hidden(runner.trunk(tokens[:, : int(lens.max())], sparsity))
         chosen = runner.logits(hidden[rows, lens - 1]).argmax(-1)
         tokens[rows, lens] = torch.where(done, tokens[rows, lens], chosen)
         lens = torch.where(done, lens, lens + 1)
@@ -97,15 +110,18 @@ def generate(runner: Runner, prompts: list[list[int]], new: int, topk: int) -> G
 
 
 @torch.no_grad()
-def acceptance(runner: Runner, greedy: Greedy, topk: int) -> dict[str, object]:
+def acceptance(runner: AnyRunner, greedy: Greedy, topk: int) -> dict[str, object]:
     """Tokens a round at depth 3 and the share of rounds whose drafts 1..j were accepted."""
     device = greedy.tokens.device
     longest = int(greedy.total_lens.max())
     tokens = F.pad(greedy.tokens[:, :longest], (0, DEPTH), value=PAD)
     sparsity = same_topk(topk, tokens.shape[0], device)
-    hidden = runner.trunk(tokens[:, :longest], sparsity)
-    drafts = runner.chain(hidden, tokens, DEPTH, sparsity)
-    guesses = torch.stack([runner.logits(d).argmax(-1) for d in drafts], -1).cpu()  # [B, T, 3]
+    drafts = runner.chain(
+        runner.trunk(tokens[:, :longest], sparsity), tokens, DEPTH, sparsity
+    )
+    guesses = torch.stack(
+        [runner.logits(runner.draft_hidden(d)).argmax(-1) for d in drafts], -1
+    ).cpu()  # [B, T, 3]
     tokens, prompt_lens, total_lens = tokens.cpu(), greedy.prompt_lens, greedy.total_lens
     produced, rounds, reached = 0, 0, [0] * DEPTH
     per_prompt: list[float] = []
@@ -135,10 +151,10 @@ def acceptance(runner: Runner, greedy: Greedy, topk: int) -> dict[str, object]:
 
 @torch.no_grad()
 def recall_accuracy(
-    runner: Runner, tokenizer: Tokenizer, samples: list[dict[str, str]], topk: int
+    runner: AnyRunner, tokenizer: Tokenizer, samples: list[dict[str, str]], topk: int
 ) -> float:
     """Share of samples whose whole answer is the greedy continuation."""
-    device = runner.model.lm_head.weight.device
+    device = runner.device
     right = 0
     encoded = [
         (_ids(tokenizer, s["prompt"]), tokenizer.encode(s["answer"], add_special_tokens=False).ids)
@@ -150,7 +166,7 @@ def recall_accuracy(
         rows = torch.full((len(batch), width), PAD, device=device)
         for i, (p, a) in enumerate(batch):
             rows[i, : len(p) + len(a)] = torch.tensor(p + a, device=device)
-        hidden = runner.trunk(rows, same_topk(topk, len(batch), device))
+        hidden = runner.hidden(runner.trunk(rows, same_topk(topk, len(batch), device)))
         best = runner.logits(hidden).argmax(-1).cpu()
         for i, (p, a) in enumerate(batch):
             right += best[i, len(p) - 1 : len(p) + len(a) - 1].tolist() == a
@@ -162,11 +178,10 @@ def _ids(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def measure(folder: Path, data: Path, device: torch.device, most: int) -> dict[str, object]:
-    model = load_checkpoint(folder).to(device)
-    runner = Runner(model)
+    runner = open_runner(folder, device)
     tokenizer = Tokenizer.from_file(str(data / "tokenizer.json"))
     sets = json.loads((data / "evaluation.json").read_text(encoding="utf-8"))
-    topk = model.c.index_topk
+    topk = runner.c.index_topk
     figures: dict[str, object] = {}
     figures["bits_per_byte"] = bits_per_byte(runner, tokenizer, sets["held_out"], topk, most)
     drafts: dict[str, object] = {}
@@ -180,7 +195,7 @@ def measure(folder: Path, data: Path, device: torch.device, most: int) -> dict[s
     recall: dict[str, dict[str, float]] = {}
     for length, samples in sets["recall"].items():
         recall[length] = {"samples": len(samples[:most])}
-        for k in (16, 32, 64, 0):
+        for k in sorted({16, 32, topk}) + [0]:
             share = recall_accuracy(runner, tokenizer, samples[:most], k)
             recall[length][str(k or "all")] = share
         print("recall", length, json.dumps(recall[length]), flush=True)
@@ -204,10 +219,10 @@ def _right(tokenizer: Tokenizer, greedy: Greedy, answers: list[str]) -> dict[str
 
 @torch.no_grad()
 def bits_per_byte(
-    runner: Runner, tokenizer: Tokenizer, texts: dict[str, str], topk: int, most: int
+    runner: AnyRunner, tokenizer: Tokenizer, texts: dict[str, str], topk: int, most: int
 ) -> dict[str, dict[str, float]]:
     """By source, dense and sparse, rows of 1024 tokens."""
-    device = runner.model.lm_head.weight.device
+    device = runner.device
     out: dict[str, dict[str, float]] = {}
     for name, text in texts.items():
         ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -226,7 +241,7 @@ def bits_per_byte(
     return out
 
 
-def samples_of(runner: Runner, tokenizer: Tokenizer, topk: int) -> dict[str, str]:
+def samples_of(runner: AnyRunner, tokenizer: Tokenizer, topk: int) -> dict[str, str]:
     greedy = generate(runner, [_ids(tokenizer, p) for p in SAMPLES], 96, topk)
     out: dict[str, str] = {}
     for i, prompt in enumerate(SAMPLES):

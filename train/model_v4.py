@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model import RMSNorm
+from sinkhorn import balanced
 
 SLIDING, OVERLAPPING = 0, 4
 """Ratios of layers that see their window alone, and of those whose windows overlap."""
@@ -93,11 +94,12 @@ def rope_at(c: DemoV4Config, positions: Tensor, *, entries: bool) -> Rope:
 
 
 def turn_tail(x: Tensor, rope: Rope, *, back: bool = False) -> Tensor:
-    """The last dimensions of x [..., T, D] turned, neighbours in pairs; `back`: the other way."""
+    """The last dimensions of x [B, T, D] or [B, T, H, D], neighbours in pairs; `back`: back."""
     span = 2 * rope.cos.shape[-1]
     a, b = x[..., -span:].float().unflatten(-1, (-1, 2)).unbind(-1)
-    sin = -rope.sin if back else rope.sin
-    turned = torch.stack([a * rope.cos - b * sin, b * rope.cos + a * sin], dim=-1).flatten(-2)
+    cos, sin = (t if x.dim() == 3 else t[:, None] for t in rope)
+    sin = -sin if back else sin
+    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
     return torch.cat([x[..., :-span], turned.to(x.dtype)], dim=-1)
 
 
@@ -146,12 +148,12 @@ class Indexer(nn.Module):
     def forward(self, x: Tensor, q_latent: Tensor, rope: Rope) -> Tensor:
         """Scores, float32 [B, T, E]. It learns from its own loss alone."""
         x, q_latent = x.detach(), q_latent.detach()
-        query = self.wq_b(q_latent).unflatten(-1, (self.heads, self.dim)).transpose(1, 2)
+        query = self.wq_b(q_latent).unflatten(-1, (self.heads, self.dim))
         query = turn_tail(query, rope)
-        keys = self.compressor(x)
+        keys = self.compressor(x).to(query.dtype)
         weight = self.weights_proj(x).float() * (self.heads * self.dim) ** -0.5  # [B, T, Hi]
-        products = torch.matmul(query, keys[:, None].transpose(-1, -2)).relu().float()
-        return (products * weight.transpose(1, 2)[..., None]).sum(1)
+        products = torch.matmul(query.flatten(1, 2), keys.mT).unflatten(1, query.shape[1:3])
+        return (products.relu().float() * weight[..., None]).sum(2)
 
 
 class Attention(nn.Module):
@@ -174,15 +176,15 @@ class Attention(nn.Module):
             self.indexer = Indexer(c)
 
     def project(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-        """query [B, H, T, d], key [B, T, d], query latent [B, T, q_lora]."""
+        """query [B, T, H, d], key [B, T, d], query latent [B, T, q_lora]."""
         q_latent = self.q_norm(self.wq_a(x))
-        query = self.wq_b(q_latent).unflatten(-1, (self.c.num_attention_heads, -1)).transpose(1, 2)
+        query = self.wq_b(q_latent).unflatten(-1, (self.c.num_attention_heads, -1))
         query = turn_tail(unit(query, self.c.rms_norm_eps), rope)
         return query, turn_tail(self.kv_norm(self.wkv(x)), rope).to(query.dtype), q_latent
 
     def output(self, mixed: Tensor, rope: Rope) -> Tensor:
-        """Attention result [B, H, T, d], turned back, to [B, T, D]."""
-        flat = turn_tail(mixed, rope, back=True).transpose(1, 2).flatten(2)
+        """Attention result [B, T, H, d], turned back, to [B, T, D]."""
+        flat = turn_tail(mixed, rope, back=True).flatten(2)
         groups = flat.unflatten(-1, (self.c.o_groups, -1))
         down = self.wo_a.weight.unflatten(0, (self.c.o_groups, -1)).to(groups.dtype)
         return self.wo_b(torch.einsum("btgi,gri->btgr", groups, down).flatten(2))
@@ -239,7 +241,7 @@ class Gate(nn.Module):
         return weights * self.c.routed_scaling_factor
 
     @torch.no_grad()
-    def balance(self, speed: float) -> None:
+    def balance(self, speed: Tensor | float) -> None:
         """Move the selection bias towards even load (auxiliary-loss-free balancing)."""
         if not self.hashed:
             self.bias += speed * torch.sign(self.load.mean() - self.load)
@@ -278,14 +280,6 @@ class MoE(nn.Module):
         return routed + self.shared_experts(x)
 
 
-def balanced(mix: Tensor, eps: float, iterations: int) -> Tensor:
-    mix = mix / (mix.sum(-2, keepdim=True) + eps)
-    for _ in range(iterations - 1):
-        mix = mix / (mix.sum(-1, keepdim=True) + eps)
-        mix = mix / (mix.sum(-2, keepdim=True) + eps)
-    return mix
-
-
 class Hyper(NamedTuple):
     """A hyper-connection's own weights."""
 
@@ -311,7 +305,7 @@ class Hyper(NamedTuple):
 def close(y: Tensor, streams: Tensor, post: Tensor, mix: Tensor) -> Tensor:
     """[B, T, S, D]: what each stream keeps of the others, and its share of y [B, T, D]."""
     with torch.autocast(y.device.type, enabled=False):
-        carried = torch.matmul(mix.transpose(-1, -2), streams.float())
+        carried = (mix[..., None] * streams.float()[..., None, :]).sum(2)
         return post[..., None] * y.float()[:, :, None] + carried
 
 
@@ -333,6 +327,21 @@ class Layer(nn.Module):
         return Hyper(*(self.get_parameter(f"hc_{place}_{n}") for n in ("fn", "base", "scale")))
 
 
+class HyperHead(NamedTuple):
+    """How streams become one again: the weights of a head's collapse."""
+
+    fn: Tensor
+    base: Tensor
+    scale: Tensor
+
+    def collapse(self, c: DemoV4Config, streams: Tensor) -> Tensor:
+        """[B, T, D] of streams [B, T, S, D]."""
+        with torch.autocast(streams.device.type, enabled=False):
+            flat = unit(streams.float().flatten(2), c.rms_norm_eps)
+            logits = F.linear(flat, self.fn) * self.scale + self.base
+            return ((logits.sigmoid() + c.hc_eps)[..., None] * streams.float()).sum(2)
+
+
 class Collapse(nn.Module):
     """Parameters of a head's collapse lie beside its owner's others: hc_head_fn and so on."""
 
@@ -345,12 +354,8 @@ class Collapse(nn.Module):
         self.hc_head_base = nn.Parameter(torch.zeros(c.hc_mult))
         self.hc_head_scale = nn.Parameter(torch.full((1,), 0.1))
 
-    def collapsed(self, c: DemoV4Config, streams: Tensor) -> Tensor:
-        """[B, T, D] of streams [B, T, S, D]."""
-        with torch.autocast(streams.device.type, enabled=False):
-            flat = unit(streams.float().flatten(2), c.rms_norm_eps)
-            logits = F.linear(flat, self.hc_head_fn) * self.hc_head_scale + self.hc_head_base
-            return ((logits.sigmoid() + c.hc_eps)[..., None] * streams.float()).sum(2)
+    def hyper_head(self) -> HyperHead:
+        return HyperHead(self.hc_head_fn, self.hc_head_base, self.hc_head_scale)
 
 
 class DraftLayer(Layer, Collapse):

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from attend import PIECES, LossRows, Runner, Sparsity, same_topk
 from data import LONG_MIX, SHORT_MIX, Streams, load_streams
-from evaluate import held_out_bits, quick_acceptance
+from evaluate import AnyRunner, held_out_bits, quick_acceptance
 from export import save_checkpoint
 from model import DemoConfig, DemoModel
-from optim import Muon, split_parameters
+from optim import Optimisers, split_parameters
 
 MTP_WEIGHTS = (0.2, 0.15, 0.1)
 INDEX_LOSS_ROWS = 64
@@ -104,14 +104,12 @@ class Trainer:
         if compiled:
             self.next_token_loss = torch.compile(next_token_loss, dynamic=False)
             self.draft_loss = torch.compile(draft_loss, dynamic=False)
-        muon, groups = split_parameters(model)
-        self.muon = Muon(muon, lr=PEAK_LR)
-        self.adam = torch.optim.AdamW(
-            [{**g, "lr": g["base_lr"]} for g in groups],
-            betas=(0.9, 0.95),
-            fused=self.device.type == "cuda",
-        )
+        muon, groups = split_parameters(model, ("embed_tokens", "lm_head"), ("gate.weight",))
+        self.optimisers = Optimisers(muon, groups, PEAK_LR)
         self.tokens_seen = 0
+
+    def plain_runner(self) -> Runner:
+        return Runner(self.model, fused=True)
 
     def sparsity(self, rows: int) -> Sparsity:
         """Mostly the model's own top-k; a few rows wider, narrower or dense keep it robust."""
@@ -169,11 +167,8 @@ class Trainer:
             total = total + weight * losses[f"draft{j}"]
         total.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.muon.lr = self.muon.base_lr * factor
-        for group in self.adam.param_groups:
-            group["lr"] = group["base_lr"] * factor
-        self.muon.step()
-        self.adam.step()
+        self.optimisers.set_factor(factor)
+        self.optimisers.step()
         self.model.zero_grad(set_to_none=True)
         for gate in self.model.gates():
             gate.balance(0.001 if balance else 0.0)
@@ -181,11 +176,10 @@ class Trainer:
         return {name: value.detach() for name, value in losses.items()}
 
 
-def validate(trainer: Trainer, held_out: dict[str, Tensor]) -> dict[str, float]:
-    """Bits per byte and teacher-forced draft agreement on the held-out endings."""
-    model = trainer.model.eval()
-    runner = Runner(model, fused=True)
-    device = trainer.device
+def validate(runner: AnyRunner, held_out: dict[str, Tensor]) -> dict[str, float]:
+    """Nats a token and teacher-forced draft agreement on the held-out endings."""
+    runner.model.eval()
+    device = runner.device
     out: dict[str, float] = {}
     with (
         torch.no_grad(),
@@ -194,7 +188,7 @@ def validate(trainer: Trainer, held_out: dict[str, Tensor]) -> dict[str, float]:
         for name, rows in held_out.items():
             out[f"nats_{name}"] = held_out_bits(runner, rows, None)
         rows = torch.cat([r[:8] for r in held_out.values()])
-        sparsity = same_topk(model.c.index_topk, rows.shape[0], device)
+        sparsity = same_topk(runner.c.index_topk, rows.shape[0], device)
         out["nats_sparse"] = held_out_bits(runner, rows, sparsity)
         out["nats_same_dense"] = held_out_bits(runner, rows, None)
         for j, share in enumerate(quick_acceptance(runner, rows, 3, sparsity), start=1):
@@ -275,30 +269,31 @@ def run(
             torch.cuda.synchronize()  # the schedule follows the clock: do not run far ahead
         if progress >= next_check:
             next_check += 1 / checks
-            curve.append(record(trainer, held_out, recent, step, progress, begin))
+            row = {"step": step, "progress": progress, "tokens": trainer.tokens_seen}
+            curve.append(record(trainer.plain_runner(), held_out, row, recent, begin))
             recent = {}
             write_curve(curve, out / "curve.csv")
         if progress > 0.85 and not saved:
             saved = True  # should the machine go away, this much is left
             save_checkpoint(trainer.model, out / "final")
-    curve.append(record(trainer, held_out, recent, step, 1.0, begin))
+    row = {"step": step, "progress": 1.0, "tokens": trainer.tokens_seen}
+    curve.append(record(trainer.plain_runner(), held_out, row, recent, begin))
     write_curve(curve, out / "curve.csv")
     save_checkpoint(trainer.model, out / "final")
     print(f"{step} steps, {trainer.tokens_seen:,} tokens, {time.monotonic() - begin:.0f} s")
 
 
 def record(
-    trainer: Trainer,
+    runner: AnyRunner,
     held_out: dict[str, Tensor],
+    row: dict[str, float],
     recent: dict[str, list[Tensor]],
-    step: int,
-    progress: float,
     begin: float,
 ) -> dict[str, float]:
-    row: dict[str, float] = {"step": step, "progress": progress, "tokens": trainer.tokens_seen}
+    """A line of the curve: `row` with recent losses and measures on the held-out rows."""
     for name, values in recent.items():
         row[f"loss_{name}"] = torch.stack(values[-50:]).mean().item()
-    row.update(validate(trainer, held_out))
+    row.update(validate(runner, held_out))
     row["seconds"] = time.monotonic() - begin
     shown = {k: round(v, 3) for k, v in row.items()}
     print(json.dumps(shown), flush=True)
