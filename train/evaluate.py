@@ -116,9 +116,7 @@ def acceptance(runner: AnyRunner, greedy: Greedy, topk: int) -> dict[str, object
     longest = int(greedy.total_lens.max())
     tokens = F.pad(greedy.tokens[:, :longest], (0, DEPTH), value=PAD)
     sparsity = same_topk(topk, tokens.shape[0], device)
-    drafts = runner.chain(
-        runner.trunk(tokens[:, :longest], sparsity), tokens, DEPTH, sparsity
-    )
+    drafts = runner.chain(runner.trunk(tokens[:, :longest], sparsity), tokens, DEPTH, sparsity)
     guesses = torch.stack(
         [runner.logits(runner.draft_hidden(d)).argmax(-1) for d in drafts], -1
     ).cpu()  # [B, T, 3]
@@ -195,7 +193,7 @@ def measure(folder: Path, data: Path, device: torch.device, most: int) -> dict[s
     recall: dict[str, dict[str, float]] = {}
     for length, samples in sets["recall"].items():
         recall[length] = {"samples": len(samples[:most])}
-        for k in sorted({16, 32, topk}) + [0]:
+        for k in (*sorted({16, 32, topk}), 0):
             share = recall_accuracy(runner, tokenizer, samples[:most], k)
             recall[length][str(k or "all")] = share
         print("recall", length, json.dumps(recall[length]), flush=True)

@@ -38,7 +38,9 @@ if triton is not None:
         return cell, (rows < count)[:, None, None], side, (rows < count)[:, None]
 
     @triton.jit
-    def _forward_kernel(mix, out, sums, count, eps, ROUNDS, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    def _forward_kernel(
+        mix, out, sums, count, eps, ROUNDS, SIZE: tl.constexpr, BLOCK: tl.constexpr
+    ):
         cell, inside, side, here = _cells(count, SIZE, BLOCK)
         stride = count * SIZE
         x = tl.load(mix + cell, mask=inside, other=1.0)
@@ -131,12 +133,12 @@ def _(grad: Tensor, out: Tensor, sums: Tensor) -> Tensor:
     return torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
 
 
-def _keep(ctx, inputs, output) -> None:  # noqa: ANN001 (torch's own signature)
+def _keep(ctx, inputs, output) -> None:
     ctx.save_for_backward(*output)
     ctx.set_materialize_grads(False)
 
 
-def _gradient(ctx, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None, None]:  # noqa: ANN001
+def _gradient(ctx, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None, None]:
     return sinkhorn_backward(grad, *ctx.saved_tensors), None, None
 
 
