@@ -22,18 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attend import LossRows, Sparsity
+from hyper_v4 import Hyper, HyperHead, close
 from model import RMSNorm
 from model_v4 import (
     SLIDING,
     DemoV4Config,
     DemoV4Model,
     DraftLayer,
-    Hyper,
-    HyperHead,
     Layer,
     MoE,
     Rope,
-    close,
     rope_at,
 )
 

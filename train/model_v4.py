@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyper_v4 import Hyper, HyperHead, unit
 from model import RMSNorm
-from sinkhorn import balanced
 
 SLIDING, OVERLAPPING = 0, 4
 """Ratios of layers that see their window alone, and of those whose windows overlap."""
@@ -101,11 +101,6 @@ def turn_tail(x: Tensor, rope: Rope, *, back: bool = False) -> Tensor:
     sin = -sin if back else sin
     turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
     return torch.cat([x[..., :-span], turned.to(x.dtype)], dim=-1)
-
-
-def unit(x: Tensor, eps: float) -> Tensor:
-    y = x.float()
-    return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
@@ -280,35 +275,6 @@ class MoE(nn.Module):
         return routed + self.shared_experts(x)
 
 
-class Hyper(NamedTuple):
-    """A hyper-connection's own weights."""
-
-    fn: Tensor
-    base: Tensor
-    scale: Tensor
-
-    def open(self, c: DemoV4Config, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, D], post [B, T, S], mix [B, T, S, S] of streams [B, T, S, D]; in float32."""
-        count = c.hc_mult
-        with torch.autocast(streams.device.type, enabled=False):
-            flat = unit(streams.float().flatten(2), c.rms_norm_eps)
-            pre, post, mix = F.linear(flat, self.fn).split([count, count, count * count], dim=-1)
-            bases = self.base.split([count, count, count * count])
-            share = (pre * self.scale[0] + bases[0]).sigmoid() + c.hc_eps
-            post = 2 * (post * self.scale[1] + bases[1]).sigmoid()
-            mix = (mix * self.scale[2] + bases[2]).unflatten(-1, (count, count)).softmax(-1)
-            mix = balanced(mix + c.hc_eps, c.hc_eps, c.hc_sinkhorn_iters)
-            x = (share[..., None] * streams.float()).sum(2)
-        return x, post, mix
-
-
-def close(y: Tensor, streams: Tensor, post: Tensor, mix: Tensor) -> Tensor:
-    """[B, T, S, D]: what each stream keeps of the others, and its share of y [B, T, D]."""
-    with torch.autocast(y.device.type, enabled=False):
-        carried = (mix[..., None] * streams.float()[..., None, :]).sum(2)
-        return post[..., None] * y.float()[:, :, None] + carried
-
-
 class Layer(nn.Module):
     def __init__(self, c: DemoV4Config, ratio: int, *, hashed: bool) -> None:
         super().__init__()
@@ -325,21 +291,6 @@ class Layer(nn.Module):
 
     def hyper(self, place: str) -> Hyper:
         return Hyper(*(self.get_parameter(f"hc_{place}_{n}") for n in ("fn", "base", "scale")))
-
-
-class HyperHead(NamedTuple):
-    """How streams become one again: the weights of a head's collapse."""
-
-    fn: Tensor
-    base: Tensor
-    scale: Tensor
-
-    def collapse(self, c: DemoV4Config, streams: Tensor) -> Tensor:
-        """[B, T, D] of streams [B, T, S, D]."""
-        with torch.autocast(streams.device.type, enabled=False):
-            flat = unit(streams.float().flatten(2), c.rms_norm_eps)
-            logits = F.linear(flat, self.fn) * self.scale + self.base
-            return ((logits.sigmoid() + c.hc_eps)[..., None] * streams.float()).sum(2)
 
 
 class Collapse(nn.Module):

@@ -128,7 +128,8 @@ class TrainerV4:
 
     def set_inputs(self, phase: Phase, factor: float, balance_speed: float) -> None:
         """Mostly the model's own top-k; a few rows narrower or dense keep it robust."""
-        self.tokens.copy_(self.streams.batch(*self.tokens.shape, MIX))
+        rows, width = self.tokens.shape
+        self.tokens.copy_(self.streams.batch(rows, width, MIX))
         topk = self.model.c.index_topk if phase.sparse else 0
         at = torch.arange(self.size.rows, device=self.device) % 16
         self.row_topk.copy_(torch.where(at < 12, topk, torch.where(at < 14, topk // 2, 0)))

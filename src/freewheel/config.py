@@ -11,7 +11,7 @@ from pathlib import Path
 from freewheel.errors import CheckpointError, ConfigError
 from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder
 
-SHIPPED_MODELS = ("demo",)
+SHIPPED_MODELS = ("demo", "demo-v4")
 """Checkpoints that come with the package, by name."""
 
 DRAFTERS = ("auto", "mtp", "lookup")

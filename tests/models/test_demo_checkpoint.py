@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shipped demo checkpoint is whole: manifest, tensors and special tokens."""
+"""The shipped checkpoints are whole: manifest, card, tensors and special tokens."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,11 @@ import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-FOLDER = Path(str(files("freewheel"))) / "checkpoints" / "demo"
+from freewheel.config import SHIPPED_MODELS, find_model
+
+FOLDER = find_model("demo")
+RECORDS = Path(__file__).parents[2] / "train" / "record"
+RECORD = {"demo": RECORDS, "demo-v4": RECORDS / "demo-v4"}
 CONFIG = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
 SPECIALS = {
     "<｜begin▁of▁sentence｜>": 0,
@@ -94,13 +97,34 @@ def expected_shapes() -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def test_every_file_matches_the_sha256_manifest() -> None:
-    lines = (FOLDER / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+@pytest.fixture(params=SHIPPED_MODELS)
+def folder(request: pytest.FixtureRequest) -> Path:
+    return find_model(request.param)
+
+
+def test_every_file_matches_the_sha256_manifest(folder: Path) -> None:
+    lines = (folder / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
     sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
-    present = {p.name for p in FOLDER.iterdir() if p.is_file()} - {"SHA256SUMS"}
+    present = {p.name for p in folder.iterdir() if p.is_file()} - {"SHA256SUMS"}
     assert set(sums) == present
     for name, digest in sums.items():
-        assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == digest, name
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
+
+
+def test_the_card_tells_the_figures_of_the_record(folder: Path) -> None:
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    record = json.loads((RECORD[folder.name] / "figures.json").read_text(encoding="utf-8"))
+    drafts = record["acceptance_depth_3"]
+    assert {"prose", "copy", "json"} <= set(drafts)
+    for kind, found in drafts.items():
+        numbers = (found["prompts"], found["tokens_per_round"], *found["accepted_at"])
+        assert f"| {kind} | {' | '.join(map(str, numbers))} |" in card
+
+
+def test_prose_is_decoded_in_half_the_rounds(folder: Path) -> None:
+    """The floor of 1.9 tokens a round that the demos were trained to reach."""
+    record = json.loads((RECORD[folder.name] / "figures.json").read_text(encoding="utf-8"))
+    assert record["acceptance_depth_3"]["prose"]["tokens_per_round"] > 1.9
 
 
 def test_tensor_names_shapes_and_dtypes_follow_the_config() -> None:
@@ -126,16 +150,17 @@ def test_the_config_is_a_deepseek_v32_one_with_one_mtp_layer() -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+@pytest.fixture
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def test_special_tokens_come_first(tokenizer: Tokenizer) -> None:
+def test_special_tokens_come_first(folder: Path, tokenizer: Tokenizer) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert {t: tokenizer.token_to_id(t) for t in SPECIALS} == SPECIALS
-    assert tokenizer.get_vocab_size() == CONFIG["vocab_size"]
-    assert CONFIG["bos_token_id"] == 0
-    assert CONFIG["eos_token_id"] == 1
+    assert tokenizer.get_vocab_size() == config["vocab_size"]
+    assert config["bos_token_id"] == 0
+    assert config["eos_token_id"] == 1
 
 
 def test_text_round_trips_behind_one_bos(tokenizer: Tokenizer) -> None:

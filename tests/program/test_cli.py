@@ -278,6 +278,20 @@ def test_inspect_lists_what_each_graph_calls(
     assert "calls" not in freewheel("inspect", folders[name], "--json").json["ladder"][0]
 
 
+def test_inspect_gives_each_group_of_the_v4_demo_its_bytes(freewheel: Any) -> None:
+    lines = freewheel("inspect", "demo-v4").out.splitlines()
+    groups = ("window", "compressed4", "tail4", "compressed128", "tail128")
+    places = [next(i for i, line in enumerate(lines) if line.split()[0] == g) for g in groups]
+    said = [lines[at + 2].strip() for at in places]
+    assert said == [
+        "10 KiB a token, 2.5 MiB a request; keeps the last 128 tokens",
+        "1.25 KiB a token, 10 MiB a request; keeps all tokens",
+        "20 KiB a token, 640 KiB a request; keeps the last 8 tokens",
+        "32 B a token, 256 KiB a request; keeps all tokens",
+        "8 KiB a token, 2 MiB a request; keeps the last 128 tokens",
+    ]
+
+
 def test_audit_counts_one_letter_each_way_and_one_graph_a_round(
     freewheel: Any, folders: dict[str, Path]
 ) -> None:
