@@ -31,11 +31,11 @@ def mark(): marks.append(time.perf_counter())
 import torch; mark()
 from freewheel import LLM, SamplingParams; LLM; mark()
 llm = LLM("demo", max_batch=1, prefill_batch=1, device=sys.argv[1]); mark()
-llm.capture(); mark()
+llm.capture(prompt="Emma was"); mark()
 next(llm.stream("Emma was", SamplingParams(temperature=0, max_tokens=8))); mark()
 names = ["import torch", "import freewheel", "load", "capture", "first token"]
 parts = {name: round(b - a, 3) for name, a, b in zip(names, marks, marks[1:])}
-print(json.dumps(parts | {"graphs": len(llm.built.ladder.shapes())}))
+print(json.dumps(parts | {"graphs": len(llm.shapes("Emma was"))}))
 """
 
 

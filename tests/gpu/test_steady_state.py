@@ -54,7 +54,8 @@ def test_the_profiler_sees_one_letter_each_way_and_one_launch_a_round(llm: LLM) 
     traffic(llm, random.Random(1), 4)
     torch.cuda.synchronize()
     before = llm.executor.counters.rounds
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities, acc_events=True) as seen:
         traffic(llm, random.Random(2), 12)
         torch.cuda.synchronize()
     rounds = llm.executor.counters.rounds - before

@@ -14,6 +14,7 @@ from freewheel.errors import ConfigError
 from freewheel.runtime import executor
 from freewheel.runtime.build import resolve_device, resolve_dtype, resolve_graph
 from freewheel.runtime.streams import NoStreams
+from freewheel.spec import StepPlan
 
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 
@@ -143,3 +144,25 @@ def test_every_captured_shape_can_occur_and_every_other_is_not_captured(
     assert found | set(ladder.decode) == set(ladder.shapes())
     widest = {shape.width for shape in found if shape.depth < depth}
     assert widest == ({chunk} if depth else set())
+
+
+@pytest.mark.parametrize("prompt", [1, 16, 17, 20, 21, 36, 37, 40, 41, 60])
+def test_the_graphs_of_a_lone_prompt_are_all_that_it_needs(
+    folders: dict[str, Path], prompt: int
+) -> None:
+    llm = LLM(str(folders["perm"]), device="cpu", max_batch=2, chunk=20)
+    ids = [n % 50 for n in range(prompt)]
+    llm.capture(prompt=ids)
+    made = set(llm.executor._lanes)
+    assert made == set(llm.shapes(ids)) < set(llm.shapes())
+    used = set()
+    launch = llm.executor.launch
+
+    def watch(plan: StepPlan) -> None:
+        used.add(plan.shape)
+        launch(plan)
+
+    llm.executor.launch = watch  # type: ignore[method-assign]
+    llm.generate([ids], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+    assert used == made
+    assert llm.executor.counters.late_captures == 0

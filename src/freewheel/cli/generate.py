@@ -53,6 +53,7 @@ def generate(
     text = read_prompt(prompt)
     llm = open_llm(
         model,
+        prompt=text,
         speculate=speculate,
         drafter=drafter,
         device=device,

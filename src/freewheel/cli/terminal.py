@@ -142,24 +142,27 @@ def counting(what: str, total: int, done: Callable[[], int]) -> Iterator[None]:
         yield
 
 
-def open_llm(model: str, **options: Any) -> LLM:
+def open_llm(model: str, *, prompt: str | None = None, **options: Any) -> LLM:
     """An engine, loaded under a progress bar; `options` are the fields of EngineConfig.
 
-    Raises ConfigError for a bad option and CheckpointError for an unknown model before it says
-    that it loads.
+    `prompt`: all that it will be asked, so that other graphs need not be made. Raises ConfigError
+    for a bad option and CheckpointError for an unknown model before it says that it loads.
     """
     EngineConfig(model=model, **options)
     find_model(model)
     with loading(model) as progress:
         llm = LLM(model, progress=progress, **options)
     if llm.built.resolved.graph == "cuda":
-        capture(llm)  # seconds a graph, which an answer should not wait for unexplained
+        capture(llm, prompt)  # seconds a graph, which an answer should not wait for unexplained
     return llm
 
 
-def capture(llm: LLM) -> None:
-    """Make every graph of an engine: under a bar on a terminal, after one line off it."""
-    total, made = len(llm.built.ladder.shapes()), 0
+def capture(llm: LLM, prompt: str | None = None) -> None:
+    """Make every graph of an engine, or those that `prompt` needs.
+
+    Under a bar on a terminal, after one line off it.
+    """
+    total, made = len(llm.shapes(prompt)), 0
 
     def count(shape: StepShape) -> None:
         nonlocal made
@@ -169,4 +172,4 @@ def capture(llm: LLM) -> None:
     if not messages.is_terminal:
         messages.print(f"capturing {total} graphs")
     with counting("capturing graphs", total, lambda: made):
-        llm.capture(count)
+        llm.capture(count, prompt=prompt)

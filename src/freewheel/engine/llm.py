@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -58,15 +59,31 @@ class LLM:
         """Tokens that prompt and answer may have together."""
         return self.built.sizes.row_width
 
+    def shapes(self, prompt: Prompt | None = None, extras: int = 0) -> tuple[StepShape, ...]:
+        """Every rectangle, or those that a request of `prompt` alone runs through; largest first.
+
+        `extras`: also rounds that do more than choose, up to so much (0 to 3, see
+        `StepShape.extras`). Raises RequestError if the prompt is neither text nor ids.
+        """
+        ladder = self.built.ladder
+        if prompt is None:
+            return ladder.shapes(extras)
+        alone = ladder.shapes_of_one(len(self._request(prompt, SamplingParams(), "").prompt))
+        return tuple(s for s in ladder.shapes(extras) if replace(s, extras=0) in alone)
+
     def capture(
-        self, progress: Callable[[StepShape], None] = lambda _: None, extras: int = 0
+        self,
+        progress: Callable[[StepShape], None] = lambda _: None,
+        extras: int = 0,
+        *,
+        prompt: Prompt | None = None,
     ) -> None:
         """Make every graph now, rather than each when it is first needed.
 
-        `extras`: also those of rounds that do more than choose, up to so much (0 to 3, see
-        `StepShape.extras`); others are made when a request first asks for them.
+        `extras` and `prompt`: those that `shapes` names; others are made when a request first asks
+        for them. Raises what `shapes` raises.
         """
-        self.executor.capture(self.built.ladder.shapes(extras), progress)
+        self.executor.capture(self.shapes(prompt, extras), progress)
 
     def generate(
         self,

@@ -51,7 +51,8 @@ class DeviceTrace:
 def traced(run: Callable[[], object]) -> DeviceTrace:
     """Call `run` under the profiler, on a CUDA device."""
     wait_for_device("cuda")
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities, acc_events=True) as seen:
         run()
         wait_for_device("cuda")
     return read_trace(

@@ -159,6 +159,14 @@ class ShapeLadder:
         every += [TABLES] if extras else []
         return tuple(sorted(set(every), key=lambda s: (-s.batch * s.width, -s.depth, -s.extras)))
 
+    def shapes_of_one(self, prompt: int) -> tuple[StepShape, ...]:
+        """What one request of `prompt` tokens runs through by itself, largest first."""
+        whole, rest = divmod(prompt, self.max_width)
+        chunks = {self.fit_prefill(1, rest or self.max_width, ready=True)}
+        if whole > (rest == 0):
+            chunks.add(self.fit_prefill(1, self.max_width, ready=False))
+        return tuple(s for s in self.shapes() if s in chunks or s == self.fit_decode(1))
+
 
 def _powers_of_two(largest: int) -> tuple[int, ...]:
     if largest < 1:
