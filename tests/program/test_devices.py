@@ -166,3 +166,20 @@ def test_the_graphs_of_a_lone_prompt_are_all_that_it_needs(
     llm.generate([ids], SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
     assert used == made
     assert llm.executor.counters.late_captures == 0
+
+
+def test_an_idle_round_does_all_its_work_and_changes_nothing(folders: dict[str, Path]) -> None:
+    llm = LLM(str(folders["t32"]), device="cpu", max_batch=2, prefill_batch=1, chunk=16)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    wanted = llm.generate("ab", params)[0].token_ids
+    tensors = {name: llm.executor.arena[name].clone() for name in llm.executor.arena.names()}
+    rounds = llm.executor.counters.rounds
+    llm.executor.idle_rounds(llm.built.ladder.decode[-1], 3)
+    assert llm.executor.counters.rounds == rounds + 3 and llm.executor.in_flight == 0
+    for name, before in tensors.items():
+        now = llm.executor.arena[name]
+        if name.startswith("cache."):  # padding writes to the scratch page
+            now, before = now[:, 1:], before[:, 1:]
+        if not name.startswith("letters."):
+            assert torch.equal(now.nan_to_num(), before.nan_to_num()), name
+    assert llm.generate("ab", params)[0].token_ids == wanted

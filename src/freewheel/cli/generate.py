@@ -46,10 +46,7 @@ def generate(
     deterministic: o.Deterministic = False,
     json: o.Json = False,
 ) -> None:
-    """Continue a prompt. The answer streams.
-
-    On a terminal the prompt stands before it, dim, and accepted drafts are green.
-    """
+    """Continue a prompt. The answer streams; on a terminal, accepted drafts are green."""
     text = read_prompt(prompt)
     llm = open_llm(
         model,

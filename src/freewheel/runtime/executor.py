@@ -147,7 +147,11 @@ class Executor:
     def idle_rounds(self, shape: StepShape, count: int) -> None:
         """Rounds of `shape` in which every row is padding: all of its work, and no effect."""
         for number in range(count):
-            self.launch(StepPlan(number, shape, (), (), (), ()))
+            self.launch(
+                StepPlan(
+                    round_id=number, shape=shape, rows=(), admissions=(), feeds=(), page_writes=()
+                )
+            )
             self.collect()
 
     def calls(self, shape: StepShape) -> int | None:
