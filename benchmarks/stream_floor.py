@@ -11,7 +11,7 @@ BF16, FLOAT = 2, 4
 def stream_floor(spec: CompressedSpec, batch: int, context: int, depth: int) -> float:
     """Bytes of `batch` rows at `context` tokens, verifying `depth` drafts and writing as many.
 
-    As the engine stores them: compressors, routers and stream weights in float32, the rest in
+    As the engine stores them: routers, gates and stream weights in float32, the rest in
     bfloat16. Experts count by how many of them so many tokens choose on average.
     """
     width = 1 + depth
@@ -43,11 +43,12 @@ def _attention(
     rows = tokens * min(context, own.window)
     read = 0.0
     if kind is LayerKind.HEAVY:
-        read += FLOAT * 2 * own.head_dim * hidden
+        elements += 2 * own.head_dim * hidden
         rows += tokens * (context // spec.ratio(kind))
     elif kind is LayerKind.SPARSE:
         entries = context // spec.ratio(kind)
-        read += FLOAT * (4 * (own.head_dim + index.dim) + index.heads) * hidden
+        elements += 4 * (own.head_dim + index.dim) * hidden
+        read += FLOAT * index.heads * hidden
         elements += index.heads * index.dim * own.q_lora_rank + batch * entries * index.dim
         rows += tokens * min(entries, index.topk)
     return read + BF16 * (elements + rows * own.head_dim)

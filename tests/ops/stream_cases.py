@@ -30,6 +30,8 @@ def _keys(name: str, of: Sizes) -> tuple[Any, ...]:
         return query, _positions(of), table, of.seed % 2 == 0
     if name == "open_query":
         return query, 1e-6, _positions(of), table
+    if name == "project_raw":
+        return query[:, :, 0], of.draw(5, 10, 24)
     cache, key, slots = of.draw(2, 10, 4, 24), of.draw(3, *of.lead, 24), _slots(of, 40)
     if name == "store_raw":
         return cache, key, slots
@@ -126,7 +128,7 @@ STREAM_CASES: dict[str, Callable[[str, Sizes], tuple[Any, ...]]] = {
         for name, b in SPECIFICATIONS.items()
         if b.__module__ in BUILDERS
     },
-    **dict.fromkeys(("rope_tail", "open_query", "store_key", "store_raw"), _keys),
+    **dict.fromkeys(("rope_tail", "open_query", "store_key", "project_raw", "store_raw"), _keys),
     **dict.fromkeys(("window_slots", "entry_slots", "plan_closings"), _slots_of),
     "compress": _compress,
 }

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from freewheel import ops
 from freewheel.nn.entry_groups import ENTRY, INDEX_ENTRY, INDEX_RAW, RAW
-from freewheel.nn.linear import Linear
 from freewheel.nn.norm_rope import Norm, load_wide_norm
 from freewheel.nn.sight import EntrySight
 from freewheel.nn.source import WeightSource, wide_dtype
@@ -19,7 +18,7 @@ from freewheel.state import CachePool, StepView
 
 @dataclass(frozen=True)
 class Compressor:
-    """One layer's, of its attention or of its indexer. Its projections are float32, as its sums.
+    """One layer's, of its attention or of its indexer. What its projections give is float32.
 
     C channels: the entry's, or two for each of them where windows overlap: the first half serves
     the window after, the second half the own one.
@@ -28,7 +27,7 @@ class Compressor:
     layer: int
     entry_field: str
     raw_field: str
-    kv_gate: Linear  # float32 [2 * C, H]
+    kv_gate: Tensor  # float [2 * C, H]
     bias: Tensor  # float32 [ratio, C]
     norm: Norm
     rope_table: Tensor  # float32 [T, rope]
@@ -42,7 +41,7 @@ class Compressor:
         ops.store_entries(
             entries,
             cache.layer(self.raw_field, self.layer),
-            self.kv_gate(x),
+            ops.project_raw(x, self.kv_gate),
             view.positions,
             view.write_slots[sight.places.tail],
             self.bias,
@@ -82,15 +81,15 @@ def _load(
     kind, dtype = spec.kinds[layer], wide_dtype(source.dtype)
     channels = 2 * dim if kind is LayerKind.SPARSE else dim
     shape = (channels, spec.hidden_size)
-    kv = source.tensor(f"{name}.wkv.weight", shape, dtype)
+    kv = source.tensor(f"{name}.wkv.weight", shape)
     joined = kv.new_empty(2 * channels, spec.hidden_size)
     joined[:channels].copy_(kv)
-    joined[channels:].copy_(source.tensor(f"{name}.wgate.weight", shape, dtype))
+    joined[channels:].copy_(source.tensor(f"{name}.wgate.weight", shape))
     return Compressor(
         layer=layer,
         entry_field=fields[0],
         raw_field=fields[1],
-        kv_gate=Linear(joined),
+        kv_gate=joined,
         bias=source.tensor(f"{name}.ape", (spec.ratio(kind), channels), dtype),
         norm=load_wide_norm(source, f"{name}.norm", dim, spec.norm_eps),
         rope_table=table,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from freewheel.ops.attention import slots_at
 from freewheel.ops.cache import write_rows
@@ -187,6 +188,21 @@ def plan_closings(
     raw = slots_at(sources.clamp(min=0).long(), raw_pages, raw_page_size)
     raw = torch.where(live[:, :, None] & (sources >= 0), raw, -1)
     return torch.where(live, windows, -1), torch.where(live, entries, 0), raw
+
+
+@op(
+    "project_raw(Tensor x, Tensor weight) -> Tensor",
+    fake=lambda x, weight: wide(x.new_empty((*x.shape[:-1], weight.shape[0]))),
+)
+def project_raw(
+    x: Tensor,  # [B, W, H]
+    weight: Tensor,  # [2C, H]
+) -> Tensor:  # float [B, W, 2C]
+    """What entries will be mixed from: kv beside gate, C channels each, as x @ weight^T.
+
+    Never rounded: bfloat16 x and weights have exact products, whose sum is in float32.
+    """
+    return F.linear(wide(x), wide(weight))
 
 
 @op("store_raw(Tensor(a!) raw, Tensor values, Tensor slots) -> ()", fake=nothing)

@@ -8,8 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from freewheel.ops.cuda.experts import PAIRS, TILES, _down, _sort_pairs, _sum_choices
+from freewheel.ops.cuda.experts import PAIRS, Tile, _down, _sort_pairs, _sum_choices
 from freewheel.ops.registry import SPECIFICATIONS, implement
+
+TILES = {
+    torch.bfloat16: (Tile(32, 256, 4, 3), Tile(128, 128, 4, 2)),
+    torch.float32: (Tile(32, 32, 4, 3), Tile(64, 32, 4, 2)),
+}
+"""Of the gate and up projections, and of the down projection."""
 
 
 @triton.jit

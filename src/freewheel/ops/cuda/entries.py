@@ -22,6 +22,14 @@ STEP = 8
 """Raw rows mixed at a time, at most."""
 
 
+@implement("project_raw", "cuda")
+def project_raw(x: Tensor, weight: Tensor) -> Tensor:
+    if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
+        return SPECIFICATIONS["project_raw"](x, weight)
+    flat = torch.mm(x.flatten(0, -2), weight.t(), out_dtype=torch.float32)
+    return flat.view(*x.shape[:-1], weight.shape[0])
+
+
 @triton.jit
 def _copy(raw, values, slots, token, D, BLOCK: tl.constexpr):
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -101,7 +101,7 @@ def _divide_columns(rows, eps, N: tl.constexpr):
     inverse = 1 / (total + eps)
     divided = ()
     for j in tl.static_range(N):
-        divided = divided + (rows[j] * inverse,)
+        divided += (rows[j] * inverse,)
     return divided
 
 
@@ -124,12 +124,12 @@ def _store_mix(
         row = row * tl.load(scale + 2) + tl.load(base + (2 + j) * N + nth, mask=real, other=0)
         row = tl.where(real, row, float("-inf"))
         row = tl.exp(row - tl.max(row, 0))
-        rows = rows + (tl.where(real, row / tl.sum(row, 0) + eps, 0.0),)
+        rows += (tl.where(real, row / tl.sum(row, 0) + eps, 0.0),)
     rows = _divide_columns(rows, eps, N)
     for _ in range(ITERATIONS - 1):
         divided = ()
         for j in tl.static_range(N):
-            divided = divided + (rows[j] * (1 / (tl.sum(rows[j], 0) + eps)),)
+            divided += (rows[j] * (1 / (tl.sum(rows[j], 0) + eps)),)
         rows = _divide_columns(divided, eps, N)
     for j in tl.static_range(N):
         tl.store(mix_out + (token * N + j) * N + nth, rows[j], mask=real)
