@@ -7,9 +7,12 @@ file and line.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
 
 from freewheel.engine import LLM
 from freewheel.errors import HostSync
@@ -97,6 +100,8 @@ class AuditReport:
 def audit(llm: LLM, rounds: int, seed: int = 0) -> AuditReport:
     """Run at least `rounds` rounds of requests of mixed length and sampling.
 
+    Batches that ask for nothing special alternate with batches that ask for all kinds of things.
+
     The engine must have been made with `guard=True`. A read that a capture refuses ends the run
     and is reported with what had run until then.
     """
@@ -104,9 +109,10 @@ def audit(llm: LLM, rounds: int, seed: int = 0) -> AuditReport:
     start = (counters.rounds, counters.uploads, counters.downloads, counters.graph_launches)
     tokens = 0
     refused: list[str] = []
-    requests = mixed_requests(llm, seed)
+    kinds = itertools.cycle([mixed_requests(llm, seed, ask) for ask in (False, True)])
     try:
         while counters.rounds - start[0] < rounds:
+            requests = next(kinds)
             batch = [next(requests) for _ in range(2 * llm.config.max_batch)]
             outputs = llm.generate([ids for ids, _ in batch], [params for _, params in batch])
             tokens += sum(len(output.token_ids) for output in outputs)
@@ -157,9 +163,14 @@ def profile_rounds(
     )
 
 
-def mixed_requests(llm: LLM, seed: int) -> Iterator[tuple[list[int], SamplingParams]]:
-    """Endless requests: short and long prompts, greedy and sampled, short and long answers."""
+def mixed_requests(llm: LLM, seed: int, ask: bool) -> Iterator[tuple[list[int], SamplingParams]]:
+    """Endless requests: short and long prompts, greedy and sampled, short and long answers.
+
+    If they `ask`, three of four want more than a filtered choice: some of everything, structured
+    output included where what it needs is installed.
+    """
     rng = random.Random(seed)
+    structured = find_spec("outlines_core") is not None and bool(llm.spec.eos_ids)
     room = llm.context_len // 2
     while True:
         length = min(room, rng.choice([1, 2, 7, 30, 63, 64, 65, 150, 400]))
@@ -172,6 +183,25 @@ def mixed_requests(llm: LLM, seed: int) -> Iterator[tuple[list[int], SamplingPar
                 top_p=rng.choice([1.0, 0.9]),
                 seed=rng.randrange(2**32),
                 max_tokens=min(room, rng.choice([1, 5, 40, 120])),
-                ignore_eos=rng.random() < 0.7,
+                **wishes(rng, llm.spec.vocab_size, ask, structured),
             ),
         )
+
+
+def wishes(rng: random.Random, vocabulary: int, ask: bool, structured: bool) -> dict[str, Any]:
+    """Sampling parameters that need rounds which do more than choose, drawn at random."""
+    if not ask or rng.random() < 0.25:
+        return {"ignore_eos": rng.random() < 0.7}
+    found: dict[str, Any] = {
+        "presence_penalty": rng.choice([0.0, 0.6]),
+        "frequency_penalty": rng.choice([0.0, 0.4]),
+        "repetition_penalty": rng.choice([1.0, 1.2]),
+        "logit_bias": {rng.randrange(vocabulary): 2.0, rng.randrange(vocabulary): -5.0},
+        "bad_words": rng.choice([(), ("the", "was not")]),
+        "logprobs": rng.choice([None, 0, 5]),
+        "prompt_logprobs": rng.choice([None, None, 3]),
+    }
+    if structured and rng.random() < 0.4:
+        return found | {"bad_words": (), "choice": ("yes", "no", "yes and no")}
+    allowed = tuple(range(0, vocabulary, 2)) if rng.random() < 0.2 else None
+    return found | {"ignore_eos": rng.random() < 0.7, "allowed_token_ids": allowed}

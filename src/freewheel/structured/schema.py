@@ -23,7 +23,7 @@ _BY_TYPE = {
     "boolean": frozenset[str](),
     "null": frozenset[str](),
 }
-FORMATS = frozenset({"date", "time", "date-time", "uuid", "email"})
+FORMATS = frozenset({"date", "uuid"})
 
 
 class Refusal(Exception):
@@ -50,7 +50,7 @@ class _Reader:
 
     def check(self, schema: Any, where: str, depth: int) -> None:
         if depth > MAX_DEPTH:
-            raise Refusal(f"is recursive, or nested deeper than {MAX_DEPTH} levels, at {where}")
+            raise Refusal(f"is recursive, or nested deeper than {MAX_DEPTH} levels: {where[:60]}")
         if not isinstance(schema, dict):
             raise Refusal(f"must be an object at {where}, got {schema!r}")
         rest = {key: value for key, value in schema.items() if key not in _NOTES}
@@ -102,6 +102,8 @@ class _Reader:
         if rest.get("additionalProperties", False) not in (True, False):
             raise Refusal(f"describes additionalProperties at {where}, which is not supported")
         for name, value in properties.items():
+            if json.dumps(name, ensure_ascii=False) != f'"{name}"':
+                raise Refusal(f"has a property {name!r} at {where}, which JSON must escape")
             self.check(value, f"{where}/properties/{name}", depth + 1)
 
     def _array(self, rest: Mapping[str, Any], where: str, depth: int) -> None:

@@ -27,9 +27,12 @@ class ByteAutomaton:
 
 
 def byte_automaton(
-    transitions: Mapping[int, Mapping[int, int]], start: int, finals: Sequence[int]
+    transitions: Mapping[int, Mapping[int, int]], start: int, finals: Sequence[int], mark: int
 ) -> ByteAutomaton:
-    """From transitions by state and byte; ids above 255 are no bytes. Raises Refusal if too big."""
+    """From transitions by state and byte. Byte `mark` and ids above 255 are left out.
+
+    Raises Refusal if there are too many states.
+    """
     states = sorted(
         {start, *transitions, *(t for row in transitions.values() for t in row.values())}
     )
@@ -39,10 +42,10 @@ def byte_automaton(
     following = np.zeros((len(states) + 1, 256), dtype=np.int16)
     for state, row in transitions.items():
         for byte, target in row.items():
-            if byte < 256:
+            if byte < 256 and byte != mark:
                 following[number[state], byte] = number[target]
     ends = np.zeros(len(states) + 1, dtype=np.bool_)
-    ends[[number[state] for state in finals if state in number]] = True
+    ends[[number[state] for state in finals]] = True
     return ByteAutomaton(following, ends, number[start])
 
 

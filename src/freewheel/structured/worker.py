@@ -35,6 +35,9 @@ MAX_SOURCE = 1 << 18
 """Characters of a wish."""
 
 NO_BYTE = 256
+_MARK = "\0"
+"""No text contains it."""
+
 _BYTES = Vocabulary(NO_BYTE, {bytes([byte]): [byte] for byte in range(256)})
 _META = frozenset(r"\.+*?()|[]{}^$#&-~")
 
@@ -60,13 +63,28 @@ def regex_of(kind: str, source: str) -> str:
 
 
 def automaton_of(regex: str) -> ByteAutomaton:
-    """The automaton over bytes of a regular expression."""
+    """The automaton over bytes of all texts that a regular expression matches whole.
+
+    The library loses what follows a text that is already complete: of `ab|abc` it never gives the
+    second. So a mark stands behind each text, and a text may end where the mark may follow.
+    """
+    inside = _without_anchors(regex)
     try:
-        index = Index(regex, _BYTES)
+        Index(inside, _BYTES)  # brackets must be whole without the mark
+        index = Index(f"(?:{inside}){_MARK}", _BYTES)
     except ValueError as error:
         raise Refusal(f"cannot be turned into an automaton: {error}") from error
-    finals = list(index.get_final_states())
-    return byte_automaton(index.get_transitions(), index.get_initial_state(), finals)
+    finals = set(index.get_final_states())
+    transitions = index.get_transitions()
+    ends = [state for state, row in transitions.items() if row.get(ord(_MARK)) in finals]
+    return byte_automaton(transitions, index.get_initial_state(), ends, ord(_MARK))
+
+
+def _without_anchors(regex: str) -> str:
+    """Whole texts are matched anyhow, and behind the mark there is no end to match."""
+    inside = regex.removeprefix("^")
+    escaped = len(inside) - len(inside[:-1].rstrip("\\")) - 1 if inside.endswith("$") else 1
+    return inside if escaped % 2 else inside[:-1]
 
 
 def stands_in_json(pattern: str) -> bool:
