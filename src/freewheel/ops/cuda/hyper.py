@@ -16,7 +16,7 @@ from torch import Tensor
 from freewheel.ops.cuda.dense import warps_for
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
-SLICE = 256
+SLICE = 128
 """Elements of one program that multiplies."""
 
 FEW, TOKENS = 8, 4

@@ -19,7 +19,7 @@ from freewheel.ops.registry import SPECIFICATIONS, implement
 PART = 64
 """Lanes of one part. There are few: a window and what was picked."""
 
-STEP, WARPS, STAGES = 32, 4, 2
+STEP, WARPS, STAGES = 64, 4, 1
 
 HEADS = 16
 """Heads of one program: the height of a matrix tile."""
