@@ -50,6 +50,7 @@ from freewheel.ops.dense import (
     silu_mul,
 )
 from freewheel.ops.hyper import hyper_close, hyper_collapse, hyper_open
+from freewheel.ops.latents import absorb_query, expand_values, index_queries, norm_latents
 from freewheel.ops.linear import wide_linear
 from freewheel.ops.registry import (
     IMPLEMENTATIONS,
@@ -64,6 +65,7 @@ from freewheel.ops.steps import hyper_enter, place_heads, store_entries, window_
 __all__ = [
     "IMPLEMENTATIONS",
     "SPECIFICATIONS",
+    "absorb_query",
     "add_rms_norm",
     "adjust",
     "apply_adjustments",
@@ -76,6 +78,7 @@ __all__ = [
     "constrain",
     "cpu",
     "entry_slots",
+    "expand_values",
     "follow",
     "grouped_experts",
     "hyper_close",
@@ -83,10 +86,12 @@ __all__ = [
     "hyper_enter",
     "hyper_open",
     "index_logits",
+    "index_queries",
     "kernels_loaded",
     "layer_norm",
     "load_kernels",
     "lookup",
+    "norm_latents",
     "open_query",
     "open_round",
     "open_step",

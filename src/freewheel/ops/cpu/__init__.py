@@ -11,6 +11,7 @@ from freewheel.ops.cpu import (
     constraining,
     dense,
     hyper,
+    latents,
     sinks,
     steps,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "constraining",
     "dense",
     "hyper",
+    "latents",
     "sinks",
     "steps",
 ]
