@@ -186,7 +186,7 @@ class SteadyDecode:
         state.known_lens[row] = self._context + 1
         state.computed_lens[row] = self._context
         state.limit_lens[row] = request.limit
-        for column in (state.draft_lens, state.minimum_lens, state.temperature):
+        for column in (state.draft_lens, state.minimum_lens, state.temperature, state.uses):
             column[row] = 0
         state.stop_ids[row] = -1
 
