@@ -14,6 +14,9 @@ from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder
 SHIPPED_MODELS = ("demo", "demo-v4")
 """Checkpoints that come with the package, by name."""
 
+API_KEY_VARIABLE = "FREEWHEEL_API_KEY"
+"""The environment variable that holds a server's key."""
+
 DRAFTERS = ("auto", "mtp", "lookup")
 DEVICES = ("auto", "cpu", "cuda")
 GRAPHS = ("auto", "eager", "tape", "cuda")
@@ -173,6 +176,11 @@ def _named_cache_folder(config: EngineConfig) -> tuple[Path, str]:
     base = os.environ.get("XDG_CACHE_HOME")
     home = Path(base) if base else Path(os.path.expanduser("~")) / ".cache"
     return home / "freewheel" / "kernels", "compiled kernels serve the next start too"
+
+
+def environment_api_key() -> str | None:
+    """The key that clients of a server must show; arguments of a process are no place for it."""
+    return os.environ.get(API_KEY_VARIABLE) or None
 
 
 def _is_folder(name: str) -> bool:

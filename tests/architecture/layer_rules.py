@@ -48,7 +48,8 @@ ALLOWED: dict[str, Allowed] = {
     "audit": _allow("config spec host chat graph runtime engine", "torch"),
     "bench": _allow("config spec engine"),
     "server": _allow(
-        "config spec chat engine audit", "fastapi starlette uvicorn pydantic prometheus_client"
+        "config spec chat engine audit",
+        "fastapi starlette uvicorn pydantic prometheus_client msgspec zmq",
     ),
     "cli": _allow("config spec chat engine audit bench server", "typer rich"),
     "__init__": _allow("config spec engine audit"),

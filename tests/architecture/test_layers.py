@@ -53,6 +53,7 @@ PLANTED_IMPORTS = {
     "engine-through-runtime": ("engine", "freewheel.state"),
     "surfaces-through-engine": ("cli", "freewheel.runtime"),
     "kernels-behind-registry": ("nn", "freewheel.ops.cuda"),
+    "http": ("engine", "zmq"),
     "terminal": ("host", "rich"),
 }
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import freewheel
-from freewheel.cli import INTERRUPTED, audit, bench, chat, generate, inspect
+from freewheel.cli import INTERRUPTED, audit, bench, chat, generate, inspect, serve
 from freewheel.cli.terminal import accept_any_letter, fail
 from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
 app.command("audit")(audit.audit)
 app.add_typer(bench.app, name="bench")

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from freewheel.engine.llm import LLM, Prompt
 from freewheel.engine.output import Arrival, Chunk, Logprobs, Metrics, Output, Piece
+from freewheel.engine.reader import Reader, Reading
+from freewheel.engine.timeline import RoundTimes
+from freewheel.engine.token_engine import Load, PoolLoad, TokenEngine, TokenStep
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.runtime import (
     DeviceTrace,
@@ -29,18 +32,25 @@ __all__ = [
     "Arrival",
     "Chunk",
     "DeviceTrace",
+    "Load",
     "Logprobs",
     "Machine",
     "Metrics",
     "Output",
     "Piece",
+    "PoolLoad",
     "Prompt",
+    "Reader",
+    "Reading",
     "Resolved",
+    "RoundTimes",
     "Span",
     "SteadyCounts",
     "SteadyDecode",
     "SteadyRun",
     "Survey",
+    "TokenEngine",
+    "TokenStep",
     "Tokenizer",
     "covered",
     "outline",

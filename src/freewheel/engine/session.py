@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from freewheel.engine.logprobs import prompt_logprobs, token_logprobs
 from freewheel.engine.output import Arrival, Chunk, Metrics, Piece
+from freewheel.engine.timeline import Timeline
 from freewheel.errors import FreewheelError
 from freewheel.host import Request, Scheduler, TextDelta, TextStream, Update
 from freewheel.runtime import Executor
@@ -39,6 +40,17 @@ class Session:
         self._scheduler = new_scheduler()
         self._executor = executor
         self._live: dict[str, Live] = {}
+        self.timeline = Timeline()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The one in charge now: an error in a round replaces it."""
+        return self._scheduler
+
+    @property
+    def busy(self) -> bool:
+        """Some request has not ended."""
+        return bool(self._live)
 
     def check(self, request: Request) -> None:
         """Raise RequestError if `request` could not be served."""
@@ -75,6 +87,8 @@ class Session:
             self._live.pop(request_id, None)
         while not self._live and self._executor.in_flight:
             self._scheduler.collect(self._executor.collect(), time.perf_counter())
+        if not self._live:
+            self.timeline.forget()
 
     def ended(self, live: Live) -> bool:
         """Its last chunk is here, or it was lost."""
@@ -92,19 +106,26 @@ class Session:
 
     def _advance(self) -> None:
         """Launch a round if one can be, read a letter if one is due."""
+        begun = time.perf_counter()
         plan = self._scheduler.plan()
         if plan is not None:
+            planned = time.perf_counter()
             self._executor.launch(plan)
+            self.timeline.launched(plan, begun, planned, time.perf_counter())
             if self._executor.in_flight <= self._scheduler.run_ahead:
                 return
         if self._executor.in_flight:
+            asked = time.perf_counter()
             letter = self._executor.collect()
-            for update in self._scheduler.collect(letter, time.perf_counter()):
+            arrived = time.perf_counter()
+            for update in self._scheduler.collect(letter, arrived):
                 self._live[update.request.id].chunks.append(self._deliver(update))
+            self.timeline.read(letter, asked, arrived, time.perf_counter())
 
     def _start_anew(self) -> None:
         """A round was left half done: forget all rows. Admission sets every value that one has."""
         self._live.clear()
+        self.timeline.forget()
         self._scheduler = self._new_scheduler()
         while self._executor.in_flight:
             self._executor.collect()

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`freewheel serve`: answer over HTTP."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from freewheel.cli import options as o
+from freewheel.config import EngineConfig, environment_api_key
+from freewheel.errors import ConfigError, FreewheelError
+
+LIBRARIES = frozenset(
+    {"fastapi", "httptools", "msgspec", "prometheus_client", "pydantic", "starlette"}
+    | {"uvicorn", "uvloop", "zmq"}
+)
+KEY_FILE_BYTES = 1 << 16
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="A folder, or a shipped model.")] = "demo",
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    served_name: Annotated[str | None, typer.Option(help="The model's name for clients.")] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="Keys, one a line; or set FREEWHEEL_API_KEY.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let other machines in without a key.")
+    ] = False,
+    max_batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 16,
+    cache_bytes: Annotated[int, typer.Option(help="Budget of the paged cache.")] = 1 << 30,
+    queue_tokens: Annotated[int, typer.Option(help="Prompt tokens that may wait.")] = 1 << 17,
+    max_requests: Annotated[int, typer.Option(help="Answers under way or waiting.")] = 512,
+    queue_seconds: Annotated[float, typer.Option(help="Wait for a first token.")] = 60.0,
+    drain_seconds: Annotated[float, typer.Option(help="Time to finish after SIGTERM.")] = 30.0,
+    stall_seconds: Annotated[float, typer.Option(help="Silence that means death.")] = 60.0,
+    metrics_prefix: Annotated[str, typer.Option(help="vllm makes its boards work.")] = "freewheel",
+    json_logs: Annotated[bool, typer.Option("--json-logs", help="One object a line.")] = False,
+    guard: Annotated[bool, typer.Option("--guard", help="Count host reads.")] = False,
+    speculate: o.Speculate = 3,
+    drafter: o.Drafter = "auto",
+    device: o.Device = "auto",
+    graph: o.Graph = "auto",
+    run_ahead: o.RunAhead = 2,
+    chunk: o.Chunk = 256,
+    context_len: o.ContextLen = None,
+    dtype: o.Dtype = "auto",
+    threads: o.Threads = 1,
+) -> None:
+    """Answer over HTTP: OpenAI's and Anthropic's endpoints, metrics, and a page at /."""
+    given = dict(locals())
+    engine = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
+    config = EngineConfig(**engine, prefill_batch=min(2, max_batch))
+    check_libraries()
+    settings_class = vars(import_module("freewheel.server.settings"))["ServerSettings"]
+    server = {one.name: given[one.name] for one in fields(settings_class) if one.name in given}
+    settings = settings_class(
+        **server, model_name=served_name or Path(model).name, api_keys=read_keys(api_key_file)
+    )
+    vars(import_module("freewheel.server.run"))["serve"](config, settings)
+
+
+def check_libraries() -> None:
+    """Raise FreewheelError, with what to do, if the server's libraries are not installed."""
+    for name in sorted(LIBRARIES):
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            raise FreewheelError(
+                f"serve needs the library {error.name!r}; install Freewheel with its server "
+                f"extra: pip install 'freewheel[server]'"
+            ) from error
+
+
+def read_keys(path: Path | None) -> tuple[str, ...]:
+    """The keys of a file and of the environment. Raises ConfigError for a file without any."""
+    keys = [key] if (key := environment_api_key()) is not None else []
+    if path is not None:
+        try:
+            with path.open(encoding="utf-8") as file:
+                lines = [line.strip() for line in file.read(KEY_FILE_BYTES).splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"api_key_file: {path} cannot be read: {error}") from error
+        found = [line for line in lines if line and not line.startswith("#")]
+        if not found:
+            raise ConfigError(f"api_key_file: {path} holds no key")
+        keys += found
+    return tuple(keys)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine for callers that live elsewhere: token ids in, token ids out, no text, no waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from freewheel.engine.llm import LLM
+from freewheel.engine.session import Live
+from freewheel.engine.timeline import RoundTimes
+from freewheel.errors import RequestError
+from freewheel.host import RequestState, TextStream
+from freewheel.host.pages import IdPool
+from freewheel.spec import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True)
+class PoolLoad:
+    """free + cached + owned + quarantined = total, scratch left out."""
+
+    name: str
+    total: int
+    free: int
+    cached: int
+    owned: int
+    quarantined: int
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the engine is busy with, and what it has counted since it began."""
+
+    running: int
+    waiting: int
+    tokens: int
+    """Tokens in the rows of running requests."""
+    rows: PoolLoad
+    pages: tuple[PoolLoad, ...]
+    rounds: int
+    graph_launches: int
+    late_captures: int
+    host_reads: int | None
+    """None without a guard, which alone can count them."""
+    preemptions: int
+
+
+@dataclass(frozen=True)
+class TokenStep:
+    """What one letter brought one request: `tokens`, the first `accepted` of `drafted` drafts.
+
+    `queued_seconds`: how long it waited for a row; set on its first step.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    drafted: int
+    accepted: int
+    finish: FinishReason | None
+    queued_seconds: float | None
+
+
+@dataclass(eq=False)
+class _Guest:
+    """A request under way, how many of its arrivals were reported, and when it got a row."""
+
+    id: str
+    live: Live
+    added: float
+    reported: int = 0
+    queued: float | None = None
+    told: bool = False
+
+
+class TokenEngine:
+    """Drives the rounds of an LLM for requests named by the caller. One thread calls it."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._session = llm._session
+        self._guests: dict[str, _Guest] = {}
+        self._preemptions = 0
+
+    @property
+    def busy(self) -> bool:
+        """There is something to step for."""
+        return bool(self._guests)
+
+    def submit(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Queue a request. Raises RequestError, and changes nothing, if it cannot be served."""
+        if request_id in self._guests:
+            raise RequestError("id", f"{request_id!r} is in use by a live request")
+        request = self._llm._request(list(prompt), params)
+        live = self._session.add(request, TextStream(_no_text))
+        self._guests[request_id] = _Guest(request_id, live, time.perf_counter())
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; nothing more comes of it. No effect if it has ended."""
+        guest = self._guests.pop(request_id, None)
+        if guest is not None:
+            self._preemptions += guest.live.request.stats.preemptions
+            self._session.close([guest.live.request.id])
+
+    def step(self) -> list[TokenStep]:
+        """One round's worth of progress, for everybody."""
+        self._session.step()
+        steps: list[TokenStep] = []
+        for guest in list(self._guests.values()):
+            if guest.queued is None and guest.live.request.state is not RequestState.WAITING:
+                guest.queued = time.perf_counter() - guest.added
+            steps += self._take(guest)
+        if not self._guests:
+            self._session.close([])  # reads the letters that are still on their way
+        return steps
+
+    def rounds(self) -> list[RoundTimes]:
+        """Times of the rounds read since the last call."""
+        return self._session.timeline.take()
+
+    def load(self) -> Load:
+        """How things stand."""
+        roster = self._session.scheduler.roster
+        counters, guard = self._llm.executor.counters, self._llm.config.guard
+        live = sum(one.live.request.stats.preemptions for one in self._guests.values())
+        return Load(
+            running=len(roster.running),
+            waiting=len(roster.waiting),
+            tokens=sum(request.known for request in roster.running),
+            rows=_pool_load("rows", roster.reservations.rows),
+            pages=tuple(_pool_load(p.group.name, p) for p in roster.reservations.pools),
+            rounds=counters.rounds,
+            graph_launches=counters.graph_launches,
+            late_captures=counters.late_captures,
+            host_reads=len(self._llm.executor.sync_log.reads) if guard else None,
+            preemptions=self._preemptions + live,
+        )
+
+    def _take(self, guest: _Guest) -> list[TokenStep]:
+        steps: list[TokenStep] = []
+        live = guest.live
+        while live.chunks:
+            chunk = live.chunks.popleft()
+            drafted = accepted = 0
+            if chunk.token_ids:
+                arrival = live.arrivals[guest.reported]
+                drafted, accepted = arrival.drafted, arrival.accepted
+                guest.reported += 1
+            queued = None if guest.told else guest.queued
+            guest.told = True
+            steps.append(
+                TokenStep(guest.id, chunk.token_ids, drafted, accepted, chunk.finish_reason, queued)
+            )
+            if chunk.finish_reason is not None:
+                self._preemptions += live.request.stats.preemptions
+                del self._guests[guest.id]
+        return steps
+
+
+def _no_text(ids: Sequence[int], /) -> str:
+    del ids
+    return ""
+
+
+def _pool_load(name: str, pool: IdPool) -> PoolLoad:
+    return PoolLoad(name, pool.total, pool.free, pool.cached, pool.owned, pool.quarantined)

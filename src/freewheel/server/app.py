@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The application: its routes, and what becomes of errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import freewheel
+from freewheel.server.failures import ApiError, error_bytes
+from freewheel.server.routes import chat, completions, refused, service, tokens
+from freewheel.server.serving import Serving
+
+log = logging.getLogger("freewheel.server")
+
+ROUTERS = (completions.router, chat.router, tokens.router, service.router, refused.router)
+
+
+def build_app(serving: Serving) -> FastAPI:
+    """All routes, for one model. The engine starts and ends with it."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        serving.link.start()
+        yield
+        await serving.link.stop()
+
+    # Its interactive pages load scripts from elsewhere; the document itself is enough.
+    app = FastAPI(
+        title="Freewheel",
+        version=freewheel.__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.serving = serving
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_exception_handler(ApiError, _refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _broken)
+    return app
+
+
+def _answer(request: Request, error: ApiError) -> Response:
+    body = error_bytes(error, request.url.path.startswith("/v1/messages"))
+    return Response(body, error.status, error.headers(), "application/json")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _answer(request, error)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """A body that does not fit the schema: OpenAI's status and body, and the field's name."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if part != "body"]
+    field = next((part for part in where if not part.isdigit()), None)
+    path = ".".join(where)
+    message = first["msg"]
+    if first["type"] == "extra_forbidden":
+        message = "is not a field that this server knows"
+    elif first["type"] == "json_invalid":
+        path, field, message = "body", None, "is not valid JSON"
+    text = f"{path}: {message}" if path else f"body: {message}"
+    return _answer(request, ApiError(400, text, param=field, code="invalid_value"))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    answer = _answer(request, ApiError(error.status_code, f"{error.detail}"))
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """A fault of the server's own: this request ends, and the log has the rest."""
+    log.error("%s failed", request.url.path, exc_info=error)
+    return _answer(request, ApiError(500, "an internal error ended this request", code="internal"))

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every request passes before anything of it is parsed: who it is, how large, whether now.
+
+Everything needs a key but what `OPEN` names, if the server has keys at all. Without keys the
+server listens on this machine alone; then a web page that somebody visits is the one who could
+reach it unasked, so a request with a foreign Origin or Host is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Mapping
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from freewheel.server.failures import ApiError, error_bytes
+from freewheel.server.serving import Serving
+from freewheel.server.settings import LOCAL_NAMES
+
+log = logging.getLogger("freewheel.access")
+
+OPEN = frozenset({"/health", "/ready"})
+"""Open to all. So is the page, whose files are the package's own and hold nothing of anybody."""
+OPEN_FILES = re.compile(r"/(?:page/[a-z]+\.(?:css|js|svg))?")
+AUTHORITY = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//(?:\[([^\]]*)\]|([^/:@\[\]]*))(?::\d+)?/?", re.I)
+GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+SAFE_HEADERS = (
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class Gate:
+    """The application around the application."""
+
+    def __init__(self, app: ASGIApp, serving: Serving) -> None:
+        self._app, self._serving = app, serving
+        self._keys = [_digest(key) for key in serving.settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._pass(scope, receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = _headers(scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if GOOD_ID.fullmatch(given) else secrets.token_hex(8)
+        outward = _Outward(scope, send, request_id)
+        try:
+            self._check(scope, headers)
+            body = _Bounded(receive, self._serving.settings.max_body_bytes)
+            await self._app(scope, body, outward)
+        except ApiError as error:
+            await outward.refuse(error)
+        finally:
+            outward.note()
+
+    def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        """Raise ApiError for whoever may not come in."""
+        path, settings = scope["path"], self._serving.settings
+        is_open = path in OPEN or OPEN_FILES.fullmatch(path) is not None
+        if self._keys:
+            if not is_open:
+                self._check_key(headers)
+        elif settings.local:
+            _check_neighbour(headers)
+        if self._serving.draining and not is_open:
+            raise ApiError(503, "the server is ending", code="draining", retry_after=5)
+        length = headers.get("content-length", "0")
+        if not length.isdigit() or len(length) > 15 or int(length) > settings.max_body_bytes:
+            raise _too_large(settings.max_body_bytes)
+
+    def _check_key(self, headers: Mapping[str, str]) -> None:
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        found = _digest(given)
+        known = False
+        for key in self._keys:  # all of them, so that the time tells nothing of which one it is
+            known |= hmac.compare_digest(found, key)
+        if not known:
+            raise ApiError(
+                401, "an API key is needed: Authorization: Bearer KEY", code="invalid_api_key"
+            )
+
+
+class _Outward:
+    """Sends, with the headers that every answer has, and remembers how it went."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self._scope, self._send, self._id = scope, send, request_id
+        self._begun = time.perf_counter()
+        self._status = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            own = (*SAFE_HEADERS, (b"x-request-id", self._id.encode()))
+            message = {**message, "headers": [*message.get("headers", ()), *own]}
+        await self._send(message)
+
+    async def refuse(self, error: ApiError) -> None:
+        """Answer with an error, unless an answer has begun."""
+        if self._status:
+            return
+        body = error_bytes(error, self._scope["path"].startswith("/v1/messages"))
+        headers = [(name.encode(), value.encode()) for name, value in error.headers().items()]
+        headers += [(b"content-type", b"application/json"), (b"connection", b"close")]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await self({"type": "http.response.start", "status": error.status, "headers": headers})
+        await self({"type": "http.response.body", "body": body})
+
+    def note(self) -> None:
+        """One line in the log."""
+        fields = {
+            "request_id": self._id,
+            "method": self._scope["method"],
+            "path": self._scope["path"],
+            "status": self._status or None,  # None: the client left before there was one
+            "ms": round(1000 * (time.perf_counter() - self._begun), 1),
+        }
+        log.info(json.dumps(fields), extra={"fields": fields})
+
+
+class _Bounded:
+    """Receives, up to a number of bytes."""
+
+    def __init__(self, receive: Receive, limit: int) -> None:
+        self._receive, self._limit, self._seen = receive, limit, 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._seen += len(message.get("body", b""))
+            if self._seen > self._limit:
+                raise _too_large(self._limit)
+        return message
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(413, f"the body is longer than {limit} bytes", code="body_too_large")
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8")).digest()
+
+
+def _check_neighbour(headers: Mapping[str, str]) -> None:
+    """Raise ApiError 403 for what a browser sends in the name of another site's page."""
+    host = _host_name(f"//{headers.get('host', 'localhost')}")
+    origin = headers.get("origin")
+    if host not in LOCAL_NAMES or (origin is not None and _host_name(origin) not in LOCAL_NAMES):
+        raise ApiError(
+            403,
+            "without an API key this server answers this machine's own programs and page alone; "
+            "start it with a key to reach it under another name",
+            code="foreign_origin",
+        )
+
+
+def _host_name(url: str) -> str:
+    """The name or address in `//name:port`, or nothing for what is not of that form."""
+    found = AUTHORITY.fullmatch(url)
+    return (found[1] or found[2] or "").lower() if found else ""

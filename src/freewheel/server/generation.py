@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answers to one HTTP request: tickets at the engine, read as text as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from freewheel.engine import Piece, Reader, Reading, Tokenizer
+from freewheel.server.failures import ApiError
+from freewheel.server.link import Link
+from freewheel.server.sampling import for_choice
+from freewheel.server.tickets import Events, Ticket
+from freewheel.server.wire import Step
+from freewheel.spec import FinishReason, SamplingParams
+
+
+@dataclass(eq=False)
+class Choice:
+    """One answer so far."""
+
+    index: int
+    prompt: list[int]
+    ticket: Ticket
+    reader: Reader
+    said: list[str] = field(default_factory=list[str])
+    thought: list[str] = field(default_factory=list[str])
+    token_ids: list[int] = field(default_factory=list[int])
+    accepted: int = 0
+    finish: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.said)
+
+    @property
+    def thoughts(self) -> str:
+        return "".join(self.thought)
+
+    def add(self, reading: Reading) -> None:
+        self.said += [piece.text for piece in reading.said]
+        self.thought += [piece.text for piece in reading.thought]
+        self.token_ids += reading.token_ids
+        self.accepted += reading.accepted
+        self.finish = reading.finish
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one round added to one choice."""
+
+    choice: Choice
+    reading: Reading
+
+    @property
+    def said(self) -> str:
+        return "".join(piece.text for piece in self.reading.said)
+
+    @property
+    def thought(self) -> str:
+        return "".join(piece.text for piece in self.reading.thought)
+
+    @property
+    def pieces(self) -> list[tuple[str, bool]]:
+        """All text of the part with its origin: was it a draft?"""
+        return [_marked(piece) for piece in (*self.reading.thought, *self.reading.said)]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of all choices; each prompt counts once. `rejected`: drafts that did not count."""
+
+    prompt: int
+    completion: int
+    thought: int
+    accepted: int
+    rejected: int
+
+
+class Generation:
+    """`n` answers to each of `prompts`. Closing it ends at the engine whatever has not ended."""
+
+    def __init__(
+        self,
+        link: Link,
+        tokenizer: Tokenizer,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        n: int = 1,
+        end_of_thought: int | None = None,
+    ) -> None:
+        """Raises ApiError: 503 without an engine, 429 if there is too much to do."""
+        link.check_ready()
+        link.ledger.admit(n * sum(map(len, prompts)), n * len(prompts))
+        self._link = link
+        self._events: Events = asyncio.Queue()
+        self._prompt_tokens = sum(map(len, prompts))
+        self.choices: list[Choice] = []
+        self._by_id: dict[str, Choice] = {}
+        self._first: Part | None = None
+        for prompt in prompts:
+            for copy in range(n):
+                own = for_choice(params, copy)
+                ticket = link.open(prompt, own, self._events)
+                reader = Reader(tokenizer, own, end_of_thought)
+                choice = Choice(len(self.choices), prompt, ticket, reader)
+                self.choices.append(choice)
+                self._by_id[ticket.id] = choice
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        accepted = sum(one.accepted for one in self.choices)
+        return Usage(
+            prompt=self._prompt_tokens,
+            completion=sum(len(one.token_ids) for one in self.choices),
+            thought=sum(one.reader.thought_tokens for one in self.choices),
+            accepted=accepted,
+            rejected=sum(one.ticket.drafted for one in self.choices) - accepted,
+        )
+
+    async def begin(self) -> None:
+        """Wait for the first token: until then a refusal still has a status of its own."""
+        self._first = await self._next()
+
+    async def parts(self) -> AsyncIterator[Part]:
+        """Everything that comes, up to the last finish. Raises ApiError if a choice is lost."""
+        while True:
+            if self._first is not None:
+                part, self._first = self._first, None
+            elif all(choice.finish is not None for choice in self.choices):
+                return
+            else:
+                part = await self._next()
+            yield part
+
+    async def finish(self) -> None:
+        """Wait for all choices to end."""
+        async for _ in self.parts():
+            pass
+
+    def close(self) -> None:
+        self._link.close([choice.ticket for choice in self.choices])
+
+    async def _next(self) -> Part:
+        while True:
+            ticket, event = await self._event()
+            choice = self._by_id[ticket.id]
+            if isinstance(event, ApiError):
+                raise event
+            if choice.finish is None:
+                return self._read(choice, event)
+
+    async def _event(self) -> tuple[Ticket, Step | ApiError]:
+        """The next event, within the time that a request may wait for its first token."""
+        waiting = [one.ticket.opened for one in self.choices if one.ticket.waits]
+        if not waiting:
+            return await self._events.get()
+        budget = self._link.settings.queue_seconds
+        left = min(waiting) + budget - time.perf_counter()
+        try:
+            return await asyncio.wait_for(self._events.get(), max(left, 0.0))
+        except TimeoutError:
+            raise ApiError(
+                429,
+                f"no token came within {budget:g} s: the server is busy",
+                code="queue_timeout",
+                retry_after=5,
+            ) from None
+
+    def _read(self, choice: Choice, step: Step) -> Part:
+        finish = None if step.finish is None else FinishReason(step.finish)
+        reading = choice.reader.push(step.tokens, step.accepted, finish)
+        choice.add(reading)
+        if reading.cut:
+            self._link.close([choice.ticket], FinishReason.STOP)
+        return Part(choice, reading)
+
+
+def _marked(piece: Piece) -> tuple[str, bool]:
+    return piece.text, piece.accepted

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP process's end of the line: starts the engine, watches it, replaces it when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from freewheel.config import EngineConfig
+from freewheel.engine import Load, RoundTimes
+from freewheel.errors import ConfigError, FreewheelError
+from freewheel.server import wire as m
+from freewheel.server.failures import ApiError, engine_lost, not_ready
+from freewheel.server.settings import ServerSettings
+from freewheel.server.tickets import Events, Ledger, Ticket
+from freewheel.spec import FinishReason, SamplingParams
+
+log = logging.getLogger("freewheel.server")
+
+LONGEST_PAUSE = 30.0
+ROUNDS_KEPT = 512
+ADDRESS_BYTES = 100
+"""A Unix socket's path has 107 bytes at most."""
+
+
+class EngineState(StrEnum):
+    """Whether there is an engine to ask."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+    UNFIT = "unfit"
+
+
+class Link:
+    """The engine process and the requests that it works on."""
+
+    def __init__(self, config: EngineConfig, settings: ServerSettings) -> None:
+        self.config, self.settings = config, settings
+        self.state = EngineState.STARTING
+        self.ready: m.Ready | None = None
+        self.load: Load | None = None
+        self.loading: m.Loading | None = None
+        self.restarts = 0
+        self.unfit = ""
+        self.ledger = Ledger(settings.queue_tokens, settings.max_requests)
+        self.rounds: deque[RoundTimes] = deque(maxlen=ROUNDS_KEPT)
+        self.on_round: Callable[[RoundTimes], None] = lambda _: None
+        self.on_step: Callable[[Ticket, m.Step, float], None] = lambda *_: None
+        self.on_end: Callable[[Ticket, FinishReason], None] = lambda *_: None
+        self.heard = time.monotonic()
+        self._ids = itertools.count()
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="freewheel-"))  # mode 0700
+        self._runner: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start an engine, and another whenever one ends. Raises ConfigError."""
+        if len(str(self._folder)) > ADDRESS_BYTES - len("/engine-00000000"):
+            raise ConfigError(f"TMPDIR: {self._folder} is too long for a socket's path")
+        self._runner = asyncio.create_task(self._keep_running())
+
+    async def stop(self) -> None:
+        """End the engine and everything that waits for it."""
+        if self._runner is not None:
+            self._runner.cancel()
+            await asyncio.gather(self._runner, return_exceptions=True)
+        await self._end_process()
+        self._lose_all()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def check_ready(self) -> None:
+        """Raise ApiError 503 unless requests can be taken."""
+        if self.state is not EngineState.READY:
+            raise not_ready(f"the engine is {self.state}")
+
+    def open(self, prompt: list[int], params: SamplingParams, events: Events) -> Ticket:
+        """Send a request to the engine. Raises ApiError if there is none."""
+        self.check_ready()
+        ticket = Ticket(f"{next(self._ids)}", prompt, params, events)
+        self.ledger.live[ticket.id] = ticket
+        self._send(m.Submit(ticket.id, prompt, params))
+        return ticket
+
+    def close(self, tickets: list[Ticket], reason: FinishReason = FinishReason.ABORT) -> None:
+        """Nobody waits for more of these: what has not ended at the engine is aborted there."""
+        open_tickets = [one for one in tickets if self.ledger.live.pop(one.id, None) is not None]
+        for ticket in open_tickets:
+            ticket.ended = True
+            self.on_end(ticket, reason)
+        if open_tickets and self.state is EngineState.READY:
+            self._send(m.Abort([ticket.id for ticket in open_tickets]))
+
+    def _send(self, order: m.Order) -> None:
+        """In order, and at once as far as the socket can tell: its queue is unbounded."""
+        assert self._socket is not None
+        self._socket.send(m.encode(order))
+
+    async def _keep_running(self) -> None:
+        pause = 0.5
+        for generation in itertools.count():
+            begun = time.monotonic()
+            self.state, self.ready = EngineState.STARTING, None
+            await self._live_once(generation)
+            if self.unfit and generation == 0:
+                self.state = EngineState.UNFIT
+                return
+            self.state = EngineState.DOWN
+            self.restarts += 1
+            if time.monotonic() - begun > 2 * LONGEST_PAUSE:
+                pause = 0.5
+            log.error("the engine process ended; the next one starts in %.1f s", pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _live_once(self, generation: int) -> None:
+        """One engine, from its start to its end."""
+        address = f"ipc://{self._folder}/engine-{generation}"
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)
+        self._socket.bind(address)
+        self.heard = time.monotonic()
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "freewheel.server.worker", address),
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C on the terminal is the HTTP process's business
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(self.config) + b"\n")
+        listener = asyncio.create_task(self._listen(self._socket))
+        watchdog = asyncio.create_task(self._watch(self._process))
+        try:
+            await self._process.wait()
+            self.state = EngineState.DOWN
+            await asyncio.sleep(0.05)  # what it said last may still be on its way
+        finally:
+            for task in (listener, watchdog):
+                task.cancel()
+            await asyncio.gather(listener, watchdog, return_exceptions=True)
+            self._socket.close(linger=0)
+            self._lose_all()
+
+    async def _listen(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            report = m.decode_report(await socket.recv())
+            self.heard = time.monotonic()
+            self._hear(report)
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """An engine that has nothing to say is dead, even if its process is not."""
+        while True:
+            await asyncio.sleep(1.0)
+            silent = time.monotonic() - self.heard
+            if self.state is EngineState.READY and silent > self.settings.stall_seconds:
+                log.error("the engine has been silent for %.0f s and is killed", silent)
+                process.kill()
+                return
+
+    def _hear(self, report: m.Report) -> None:
+        if isinstance(report, m.Progress):
+            self.load = report.load
+            self.rounds.extend(report.rounds)
+            for times in report.rounds:
+                self.on_round(times)
+            now = time.perf_counter()
+            for step in report.steps:
+                self._deliver(step, now)
+        elif isinstance(report, m.Refused):
+            self._refuse(report)
+        elif isinstance(report, m.Ready):
+            self.state, self.ready, self.load = EngineState.READY, report, report.load
+        elif isinstance(report, m.Loading):
+            self.loading = report
+        else:
+            self.unfit = report.message
+
+    def _deliver(self, step: m.Step, now: float) -> None:
+        ticket = self.ledger.live.get(step.id)
+        if ticket is None:
+            return  # closed while this was on its way
+        before = ticket.latest
+        ticket.note(step, now)
+        self.on_step(ticket, step, now if before is None else before)
+        ticket.events.put_nowait((ticket, step))
+        if step.finish is not None:
+            del self.ledger.live[step.id]
+            self.on_end(ticket, FinishReason(step.finish))
+
+    def _refuse(self, report: m.Refused) -> None:
+        ticket = self.ledger.live.pop(report.id, None)
+        if ticket is not None:
+            ticket.fail(ApiError(400, report.message, param=report.field))
+
+    def _lose_all(self) -> None:
+        for ticket in self.ledger.live.values():
+            ticket.fail(engine_lost())
+        self.ledger.live.clear()
+
+    async def _end_process(self) -> None:
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), 2.0)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def raise_if_unfit(link: Link) -> None:
+    """Raise FreewheelError if the engine could not start at all."""
+    if link.state is EngineState.UNFIT:
+        raise FreewheelError(link.unfit)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The endpoints, one file for each family of them."""

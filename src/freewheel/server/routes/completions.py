@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /v1/completions: OpenAI's, for prompts of text or of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.responses import Response
+
+from freewheel.server.failures import ApiError
+from freewheel.server.generation import Choice, Generation, Part
+from freewheel.server.respond import Streamed, Whole, event, json_response
+from freewheel.server.routes.shapes import new_id, now, usage_object
+from freewheel.server.sampling import sampling_params, unsupported
+from freewheel.server.schema import MAX_PROMPTS, Choices, Count, ShortText, Text, TokenIds
+from freewheel.server.serving import Served, Serving
+
+router = APIRouter()
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's."""
+
+
+class CompletionRequest(Choices):
+    """`max_tokens` 0 needs `echo`: then the prompt alone comes back."""
+
+    prompt: (
+        Text
+        | TokenIds
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    max_tokens: Count | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=128)] | None = None
+    suffix: ShortText | None = None
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What is to be continued, and the text of it for `echo`."""
+
+    ids: list[list[int]]
+    texts: list[str]
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionRequest, serving: Served) -> Response:
+    """Continue each prompt, `n` times."""
+    model = serving.check_model(body.model)
+    if body.suffix:
+        raise unsupported("suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of")
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    params = sampling_params(body, max_tokens or 1, {"logprobs": body.logprobs})
+    if max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens: must be at least 1 without echo", param="max_tokens")
+    prompts = await _prompts(body.prompt, serving)
+    for ids in prompts.ids:
+        serving.check_room(ids, max_tokens or 1, "prompt max_tokens")
+    head = {"id": new_id("cmpl"), "object": "text_completion", "created": now(), "model": model}
+    if max_tokens == 0:
+        return json_response(head | _echo_only(prompts, body.n or 1))
+    generation = serving.generate(prompts.ids, params, body.n or 1)
+    writer = _Writer(head, body, generation, prompts, body.n or 1)
+    if body.stream:
+        return Streamed(generation, writer.events())
+    return Whole(generation, writer.whole)
+
+
+async def _prompts(prompt: str | Sequence[Any], serving: Serving) -> Prompts:
+    many = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+    ids: list[list[int]] = []
+    texts: list[str] = []
+    for one in many:
+        if isinstance(one, str):
+            ids.append(await serving.encode(one))
+            texts.append(one)
+        else:
+            serving.check_ids(one, "prompt")
+            ids.append(list(one))
+            texts.append(serving.tokenizer.decode(one))
+    return Prompts(ids, texts)
+
+
+def _echo_only(prompts: Prompts, n: int) -> dict[str, Any]:
+    texts = [text for text in prompts.texts for _ in range(n)]
+    choices = [
+        {"index": index, "text": text, "logprobs": None, "finish_reason": "length"}
+        for index, text in enumerate(texts)
+    ]
+    total = sum(map(len, prompts.ids))
+    usage = {"prompt_tokens": total, "completion_tokens": 0, "total_tokens": total}
+    return {"choices": choices, "usage": usage}
+
+
+class _Writer:
+    """The answer's JSON, whole or in events."""
+
+    def __init__(
+        self,
+        head: dict[str, Any],
+        body: CompletionRequest,
+        generation: Generation,
+        prompts: Prompts,
+        n: int,
+    ) -> None:
+        self._head, self._body, self._generation = head, body, generation
+        self._echo = [text for text in prompts.texts for _ in range(n)] if body.echo else []
+        self._begun: set[int] = set()
+
+    def whole(self) -> dict[str, Any]:
+        choices = [self._choice(choice) for choice in self._generation.choices]
+        return self._head | {"choices": choices, "usage": usage_object(self._generation.usage)}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        options = self._body.stream_options
+        with_usage = options is not None and bool(options.include_usage)
+        always = options is not None and bool(options.continuous_usage_stats)
+        async for part in self._generation.parts():
+            chunk = self._head | {"choices": [self._delta(part)]}
+            if always:
+                chunk["usage"] = usage_object(self._generation.usage)
+            elif with_usage:
+                chunk["usage"] = None
+            yield event(chunk)
+        if with_usage:
+            usage = usage_object(self._generation.usage)
+            yield event(self._head | {"choices": [], "usage": usage})
+        yield event(b"[DONE]")
+
+    def _choice(self, choice: Choice) -> dict[str, Any]:
+        echo = self._echo[choice.index] if self._echo else ""
+        found: dict[str, Any] = {
+            "index": choice.index,
+            "text": echo + choice.text,
+            "logprobs": None,
+            "finish_reason": choice.finish,
+        }
+        if self._body.return_token_ids:
+            found |= {"token_ids": choice.token_ids, "prompt_token_ids": choice.prompt}
+        return found
+
+    def _delta(self, part: Part) -> dict[str, Any]:
+        index, first = part.choice.index, part.choice.index not in self._begun
+        self._begun.add(index)
+        echo = self._echo[index] if self._echo and first else ""
+        found: dict[str, Any] = {
+            "index": index,
+            "text": echo + part.said,
+            "logprobs": None,
+            "finish_reason": part.reading.finish,
+        }
+        if self._body.return_token_ids:
+            found["token_ids"] = part.reading.token_ids
+            found["prompt_token_ids"] = part.choice.prompt if first else None
+        if self._body.return_pieces:
+            found["pieces"] = part.pieces
+        return found

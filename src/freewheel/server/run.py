@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From settings to a server that runs until it is told to end, and then finishes its answers."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from types import FrameType
+
+import uvicorn
+
+from freewheel.config import EngineConfig, find_model
+from freewheel.engine import Tokenizer, survey
+from freewheel.errors import FreewheelError
+from freewheel.server.app import build_app
+from freewheel.server.gate import Gate
+from freewheel.server.link import EngineState, Link
+from freewheel.server.logs import set_up_logs
+from freewheel.server.metrics import ServerMetrics
+from freewheel.server.protocol import bounded_protocol
+from freewheel.server.serving import Serving
+from freewheel.server.settings import ServerSettings
+
+log = logging.getLogger("freewheel.server")
+
+
+def serve(config: EngineConfig, settings: ServerSettings) -> None:
+    """Serve until a signal. Raises CheckpointError, ConfigError or FreewheelError at the start."""
+    found, tokenizer = survey(config), Tokenizer(find_model(config.model))
+    set_up_logs(settings.json_logs)
+    link = Link(config, settings)
+    metrics = ServerMetrics(settings.metrics_prefix, settings.model_name)
+    metrics.watch(link)
+    link.on_step, link.on_end = metrics.step, metrics.end
+    serving = Serving(
+        family=found.spec.family,
+        tokenizer=tokenizer,
+        vocab_size=found.spec.vocab_size,
+        link=link,
+        settings=settings,
+        metrics=metrics,
+    )
+    http = uvicorn.Config(
+        Gate(build_app(serving), serving),
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http=bounded_protocol(settings.max_header_bytes),
+        ws="none",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=2,
+        backlog=1024,
+    )
+    server = Server(http, serving)
+    server.run()
+    if link.state is EngineState.UNFIT:
+        raise FreewheelError(link.unfit)
+    if not server.started:
+        raise FreewheelError(f"port: cannot listen on {settings.host}:{settings.port}")
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, that finishes answers before it ends, and says where it listens."""
+
+    def __init__(self, config: uvicorn.Config, serving: Serving) -> None:
+        super().__init__(config)
+        self._serving = serving
+        self._told_to_end: float | None = None
+        self._announced = False
+
+    async def startup(self, sockets: list | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for one in server.sockets:
+                host, port = one.getsockname()[:2]
+                shown = f"[{host}]" if ":" in host else host
+                print(
+                    f"serving {self._serving.settings.model_name} at http://{shown}:{port}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal begins the end; another one ends at once."""
+        if self._told_to_end is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._told_to_end = time.monotonic()
+        self._serving.draining = True
+        log.info("told to end by %s: no new requests", signal.Signals(sig).name)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second."""
+        link = self._serving.link
+        if link.state is EngineState.READY and not self._announced:
+            self._announced = True
+            log.info("the engine is ready after %.1f s", link.ready.seconds if link.ready else 0.0)
+        if link.state is EngineState.UNFIT:
+            return True
+        if self._told_to_end is not None:
+            waited = time.monotonic() - self._told_to_end
+            if not link.ledger.live or waited > self._serving.settings.drain_seconds:
+                return True
+        return await super().on_tick(counter)

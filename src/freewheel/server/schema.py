@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fields that several endpoints share. Every number, text and list has a bound.
+
+Names are OpenAI's, and vLLM's where OpenAI has none. A field that is not in the schema is refused
+by name. What the schema knows and the engine does not do yet is refused in `sampling.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+MAX_TEXT = 4 << 20
+"""Characters of one text; the body's own limit comes first by default."""
+MAX_CHOICES = 128
+MAX_PROMPTS = 256
+
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
+ShortText = Annotated[str, StringConstraints(max_length=512)]
+StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1 << 21)]
+Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class Strict(BaseModel):
+    """No coercion, no unknown field, no NaN."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class StreamOptions(Strict):
+    """`include_usage`: a last chunk with the usage. `continuous_usage_stats`: in every chunk."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class Sampling(Strict):
+    """How tokens are chosen and when an answer ends."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=8)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: (
+        Annotated[dict[ShortText, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
+        | None
+    ) = None
+    allowed_token_ids: Annotated[list[TokenId], Field(max_length=1 << 17)] | None = None
+    bad_words: Annotated[list[StopText], Field(max_length=1024)] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=-1, le=128)] | None = None
+    thinking_token_budget: Count | None = None
+
+
+class Choices(Sampling):
+    """What the two older endpoints of OpenAI have in common."""
+
+    model: ShortText | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: ShortText | None = None
+    priority: Literal[0] | None = None
+    return_token_ids: bool | None = None
+    return_pieces: bool | None = Field(
+        default=None,
+        description="Streamed choices also carry `pieces`: [text, whether it was a draft].",
+    )

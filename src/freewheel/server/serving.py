@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every route needs: the model's text side, the line to the engine, and the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+
+from freewheel.chat import NO_THINK, Message, encode_chat
+from freewheel.engine import Tokenizer
+from freewheel.errors import RequestError, UnsupportedModel
+from freewheel.server.failures import ApiError, not_ready, too_long
+from freewheel.server.generation import Generation
+from freewheel.server.link import Link
+from freewheel.server.metrics import ServerMetrics
+from freewheel.server.settings import ServerSettings
+from freewheel.spec import SamplingParams
+
+LONG_TEXT = 1 << 14
+"""Characters from which on a text is encoded in a thread: others must not wait for it."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt that asks for the next turn. `end_of_thought` is set if it opens thinking."""
+
+    ids: list[int]
+    end_of_thought: int | None
+
+
+@dataclass
+class Serving:
+    """One model, served."""
+
+    family: str
+    tokenizer: Tokenizer
+    vocab_size: int
+    link: Link
+    settings: ServerSettings
+    metrics: ServerMetrics
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+
+    @property
+    def context_len(self) -> int:
+        """Tokens of prompt and answer together. Raises ApiError 503 until the engine said it."""
+        if self.link.ready is None:
+            raise not_ready(f"the engine is {self.link.state}")
+        return self.link.ready.context_len
+
+    def check_model(self, name: str | None) -> str:
+        """The served name. Raises ApiError 404 for any other."""
+        if name is not None and name != self.settings.model_name:
+            raise ApiError(
+                404,
+                f"model: {name!r} is not served here; {self.settings.model_name!r} is",
+                param="model",
+                code="model_not_found",
+            )
+        return self.settings.model_name
+
+    async def encode(self, text: str, param: str = "prompt") -> list[int]:
+        """A prompt's ids. Raises ApiError 400 for what is not text."""
+        try:
+            if len(text) < LONG_TEXT:
+                return self.tokenizer.encode_prompt(text)
+            return await asyncio.to_thread(self.tokenizer.encode_prompt, text)
+        except RequestError as error:
+            raise ApiError(400, str(error), param=param) from error
+
+    async def converse(self, messages: Sequence[Message], thinking: bool) -> Conversation:
+        """The prompt for the next turn. Raises ApiError 400 if the model has no such encoding."""
+        arguments = (self.family, messages, self.tokenizer.encode_text, self.tokenizer.token_id)
+        try:
+            if sum(len(message.content) for message in messages) < LONG_TEXT:
+                ids = encode_chat(*arguments, thinking)
+            else:
+                ids = await asyncio.to_thread(encode_chat, *arguments, thinking)
+        except (RequestError, UnsupportedModel) as error:
+            raise ApiError(400, str(error), param="messages") from error
+        return Conversation(ids, self.tokenizer.token_id(NO_THINK) if thinking else None)
+
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raise ApiError 400 for an id that the model does not have."""
+        for token in ids:
+            if token >= self.vocab_size:
+                raise ApiError(
+                    400,
+                    f"{param}: token id {token} is outside the vocabulary of {self.vocab_size}",
+                    param=param,
+                )
+
+    def check_room(self, prompt: Sequence[int], max_tokens: int | None, names: str) -> None:
+        """Raise ApiError 400 unless prompt and answer fit. `names`: the two fields to blame."""
+        param, _, limit_name = names.partition(" ")
+        context_len = self.context_len
+        room = context_len - len(prompt)
+        if not prompt:
+            raise ApiError(400, f"{param}: is empty; it needs at least one token", param=param)
+        if room < 1:
+            raise too_long(len(prompt), context_len, param)
+        if max_tokens is not None and max_tokens > room:
+            raise ApiError(
+                400,
+                f"{limit_name}: {max_tokens} asked for, but with a prompt of {len(prompt)} tokens "
+                f"a context of {context_len} has room for {room}",
+                param=limit_name,
+                code="context_length_exceeded",
+            )
+
+    def generate(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        n: int = 1,
+        end_of_thought: int | None = None,
+    ) -> Generation:
+        """Begin. Raises ApiError 429 and 503."""
+        try:
+            return Generation(self.link, self.tokenizer, prompts, params, n, end_of_thought)
+        except ApiError as error:
+            self.metrics.rejected(error.code or "error")
+            raise
+
+
+def serving_of(request: Request) -> Serving:
+    """The application's."""
+    return cast("Serving", request.app.state.serving)
+
+
+Served = Annotated[Serving, Depends(serving_of)]

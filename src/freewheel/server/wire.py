@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the HTTP process and the engine process say to one another: msgpack, never pickle."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.msgpack import Decoder, Encoder
+
+from freewheel.engine import Load, RoundTimes
+from freewheel.spec import SamplingParams
+
+
+class Submit(Struct, tag=True):
+    """A request of token ids. `id` is the HTTP process's own and never used twice."""
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+
+
+class Abort(Struct, tag=True):
+    """Requests that nobody waits for any more."""
+
+    ids: list[str]
+
+
+class Loading(Struct, tag=True):
+    """Bytes of weights read, of bytes in all."""
+
+    done: int
+    total: int
+
+
+class Ready(Struct, tag=True):
+    """Everything is loaded and every graph made. `drafter` is "none" without drafts."""
+
+    context_len: int
+    depth: int
+    device: str
+    graph: str
+    dtype: str
+    drafter: str
+    seconds: float
+    load: Load
+
+
+class Unfit(Struct, tag=True):
+    """The engine cannot start, and would not the next time either."""
+
+    message: str
+
+
+class Refused(Struct, tag=True):
+    """A request cannot be served. `field` is the parameter to blame."""
+
+    id: str
+    field: str
+    message: str
+
+
+class Step(Struct, tag=True, omit_defaults=True):
+    """What one letter brought one request; see `freewheel.engine.TokenStep`."""
+
+    id: str
+    tokens: list[int]
+    drafted: int = 0
+    accepted: int = 0
+    finish: str | None = None
+    queued_seconds: float | None = None
+
+
+class Progress(Struct, tag=True):
+    """Steps since the last one. Sent at least once a second, so silence means a fault."""
+
+    steps: list[Step]
+    rounds: list[RoundTimes]
+    load: Load
+
+
+Order = Submit | Abort
+Report = Loading | Ready | Unfit | Refused | Progress
+
+encode = Encoder().encode
+decode_order = Decoder(Order).decode
+decode_report = Decoder(Report).decode

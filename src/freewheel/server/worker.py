@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine process: takes orders, runs rounds, reports.
+
+Started as `python -m freewheel.server.worker ADDRESS`, with the EngineConfig as one line of JSON
+on standard input. The other end of that pipe is the HTTP process: when it closes, this one ends.
+An exception in a round ends the process too. That loses the requests under way, which are told so,
+and leaves nothing half done: the HTTP process starts another.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict
+
+import msgspec
+import zmq
+
+from freewheel import LLM
+from freewheel.config import EngineConfig
+from freewheel.engine import TokenEngine
+from freewheel.errors import FreewheelError, RequestError
+from freewheel.server import wire as m
+
+HEARTBEAT_SECONDS = 1.0
+UNFIT = 3
+"""Exit code of an engine that could not start."""
+
+
+class Worker:
+    """One engine and its line to the HTTP process."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._last_report = 0.0
+
+    def start(self, config: EngineConfig) -> TokenEngine:
+        """Load the model and make every graph, so that no request waits for one."""
+        begun = time.perf_counter()
+        options = asdict(config)
+        llm = LLM(options.pop("model"), progress=self._loading, **options)
+        llm.capture()
+        engine, resolved = TokenEngine(llm), llm.built.resolved
+        ready = m.Ready(
+            context_len=llm.context_len,
+            depth=config.speculate,
+            device=resolved.device,
+            graph=resolved.graph,
+            dtype=resolved.dtype,
+            drafter=resolved.drafter,
+            seconds=time.perf_counter() - begun,
+            load=engine.load(),
+        )
+        self._send(ready)
+        return engine
+
+    def run(self, engine: TokenEngine) -> None:
+        """For ever: orders first, then a round."""
+        while True:
+            for order in self._orders(0 if engine.busy else HEARTBEAT_SECONDS):
+                self._obey(engine, order)
+            steps = engine.step() if engine.busy else []
+            late = time.perf_counter() - self._last_report >= HEARTBEAT_SECONDS
+            if steps or late or not engine.busy:
+                told = [
+                    m.Step(s.id, list(s.tokens), s.drafted, s.accepted, s.finish, s.queued_seconds)
+                    for s in steps
+                ]
+                self._send(m.Progress(told, engine.rounds(), engine.load()))
+
+    def fail(self, message: str) -> None:
+        """Say why there will be no engine."""
+        self._send(m.Unfit(message))
+
+    def _obey(self, engine: TokenEngine, order: m.Order) -> None:
+        if isinstance(order, m.Abort):
+            for request_id in order.ids:
+                engine.abort(request_id)
+            return
+        try:
+            engine.submit(order.id, order.prompt, order.params)
+        except RequestError as error:
+            self._send(m.Refused(order.id, error.field, str(error)))
+
+    def _orders(self, wait_seconds: float) -> list[m.Order]:
+        """All that are here; if none is, the first to come within so many seconds."""
+        orders: list[m.Order] = []
+        wait = round(wait_seconds * 1000)
+        while self._socket.poll(wait):
+            orders.append(m.decode_order(self._socket.recv()))
+            wait = 0
+        return orders
+
+    def _loading(self, done: int, total: int) -> None:
+        if time.perf_counter() - self._last_report >= 0.2 or done == total:
+            self._send(m.Loading(done, total))
+
+    def _send(self, report: m.Report) -> None:
+        self._last_report = time.perf_counter()
+        self._socket.send(m.encode(report))
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    """The worker's end. Queues are unbounded here: what waits in them is bounded by admission."""
+    socket = context.socket(zmq.PAIR)
+    socket.set_hwm(0)
+    socket.connect(address)
+    return socket
+
+
+def end_with_parent() -> None:
+    """End this process as soon as standard input closes."""
+
+    def watch() -> None:
+        while sys.stdin.buffer.read(1 << 12):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> int:
+    """The process, whole. Returns an exit code if it could not start."""
+    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    end_with_parent()
+    context = zmq.Context[zmq.Socket[bytes]]()
+    worker = Worker(open_socket(context, sys.argv[1]))
+    try:
+        engine = worker.start(config)
+    except FreewheelError as error:
+        worker.fail(str(error))
+        context.destroy(linger=1000)
+        return UNFIT
+    worker.run(engine)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
