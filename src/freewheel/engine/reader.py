@@ -21,8 +21,8 @@ class Reading:
 
     `thought` and `said` are the text before and behind the mark that ends thinking. `token_ids`
     are those that count: the ones behind a stop string do not. `accepted` of them were drafts.
-    `finish` is set on the last reading. `cut`: a stop string ended the answer, and whoever makes
-    the tokens does not know it.
+    `finish` is set on the last reading; `stopped_by` too, if a stop string ended the answer. `cut`:
+    one did, and whoever makes the tokens does not know it.
     """
 
     thought: Pieces
@@ -31,6 +31,7 @@ class Reading:
     accepted: int
     finish: FinishReason | None
     cut: bool
+    stopped_by: str | None = None
 
 
 class Reader:
@@ -81,7 +82,7 @@ class Reader:
             return delta
         rest = self._text.flush()
         text, pieces = delta.text + rest.text, delta.pieces + rest.pieces
-        return TextDelta(text, pieces, rest.stopped, rest.tokens_used)
+        return TextDelta(text, pieces, rest.stopped, rest.tokens_used, rest.stopped_by)
 
     def _reading(
         self,
@@ -98,7 +99,8 @@ class Reader:
         self._count += len(kept)
         ended = FinishReason.STOP if delta.stopped else finish
         cut = delta.stopped and finish is None
-        return Reading(thought, said, kept, min(len(drafts), len(kept)), ended, cut)
+        accepted = min(len(drafts), len(kept))
+        return Reading(thought, said, kept, accepted, ended, cut, delta.stopped_by)
 
     def _pieces(self, delta: TextDelta, drafts: range) -> Pieces:
         return tuple(Piece(text, self._base + at in drafts) for text, at in delta.pieces)

@@ -37,6 +37,8 @@ class TextDelta:
     pieces: tuple[tuple[str, int], ...]
     stopped: bool
     tokens_used: int
+    stopped_by: str | None = None
+    """That stop string."""
 
 
 class Characters:
@@ -104,6 +106,7 @@ class TextStream:
         self._held: list[tuple[str, int]] = []
         self._used = 0
         self._stopped = False
+        self._stopped_by: str | None = None
 
     def push(self, tokens: Sequence[int]) -> TextDelta:
         """Add output tokens. Those behind a complete stop string are dropped."""
@@ -125,7 +128,7 @@ class TextStream:
 
     def _delta(self, pieces: list[tuple[str, int]]) -> TextDelta:
         text = "".join(piece for piece, _ in pieces)
-        return TextDelta(text, tuple(pieces), self._stopped, self._used)
+        return TextDelta(text, tuple(pieces), self._stopped, self._used, self._stopped_by)
 
     def _accept(self, text: str) -> list[tuple[str, int]]:
         """Add the latest token's text; return the pieces that are certain now."""
@@ -137,7 +140,7 @@ class TextStream:
         if self._used >= self._min_tokens:
             found = self._first_stop(buffer, before)
             if found is not None:
-                self._stopped = True
+                self._stopped, self._stopped_by = True, buffer[found[0] : found[1]]
                 given = self._split(found[1] if self._include_stop else found[0])
                 self._held = []
                 return given

@@ -14,12 +14,20 @@ from starlette.responses import Response
 
 import freewheel
 from freewheel.server.failures import ApiError, error_bytes
-from freewheel.server.routes import chat, completions, refused, service, tokens
+from freewheel.server.routes import chat, completions, messages, refused, responses, service, tokens
 from freewheel.server.serving import Serving
 
 log = logging.getLogger("freewheel.server")
 
-ROUTERS = (completions.router, chat.router, tokens.router, service.router, refused.router)
+ROUTERS = (
+    completions.router,
+    chat.router,
+    messages.router,
+    responses.router,
+    tokens.router,
+    service.router,
+    refused.router,
+)
 
 
 def build_app(serving: Serving) -> FastAPI:

@@ -16,6 +16,9 @@ from freewheel.server.tickets import Events, Ticket
 from freewheel.server.wire import Step
 from freewheel.spec import FinishReason, SamplingParams
 
+ABNORMAL = ("abort", "error")
+"""Ends that nobody here asked for."""
+
 
 @dataclass(eq=False)
 class Choice:
@@ -30,6 +33,8 @@ class Choice:
     token_ids: list[int] = field(default_factory=list[int])
     accepted: int = 0
     finish: FinishReason | None = None
+    stopped_by: str | None = None
+    """The stop string that ended it."""
 
     @property
     def text(self) -> str:
@@ -45,6 +50,7 @@ class Choice:
         self.token_ids += reading.token_ids
         self.accepted += reading.accepted
         self.finish = reading.finish
+        self.stopped_by = reading.stopped_by
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,8 @@ class Generation:
             ) from None
 
     def _read(self, choice: Choice, step: Step) -> Part:
+        if step.finish in ABNORMAL:
+            raise ApiError(500, "the engine could not go on with this answer", code="engine_error")
         finish = None if step.finish is None else FinishReason(step.finish)
         reading = choice.reader.push(step.tokens, step.accepted, finish)
         choice.add(reading)

@@ -19,6 +19,7 @@ MAX_PROMPTS = 256
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 ShortText = Annotated[str, StringConstraints(max_length=512)]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+IdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1 << 21)]
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]

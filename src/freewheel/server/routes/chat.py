@@ -189,6 +189,7 @@ class _Writer:
             "message": message,
             "logprobs": None,
             "finish_reason": choice.finish,
+            "stop_reason": choice.stopped_by,
         }
         if self._body.return_token_ids:
             found["token_ids"] = choice.token_ids
@@ -205,6 +206,7 @@ class _Writer:
             "delta": delta,
             "logprobs": None,
             "finish_reason": part.reading.finish,
+            "stop_reason": part.reading.stopped_by,
         }
         if self._body.return_token_ids:
             found["token_ids"] = part.reading.token_ids

@@ -142,6 +142,7 @@ class _Writer:
             "text": echo + choice.text,
             "logprobs": None,
             "finish_reason": choice.finish,
+            "stop_reason": choice.stopped_by,
         }
         if self._body.return_token_ids:
             found |= {"token_ids": choice.token_ids, "prompt_token_ids": choice.prompt}
@@ -156,6 +157,7 @@ class _Writer:
             "text": echo + part.said,
             "logprobs": None,
             "finish_reason": part.reading.finish,
+            "stop_reason": part.reading.stopped_by,
         }
         if self._body.return_token_ids:
             found["token_ids"] = part.reading.token_ids
