@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anthropic
 import openai
 import pytest
@@ -12,8 +14,8 @@ from freewheel.chat import Message, encode_chat
 from tests.server.running import Running
 
 QUESTION = "What is the capital of France?"
-GREEDY = {"temperature": 0}
-ASKED = [{"role": "user", "content": QUESTION}]
+GREEDY: Any = {"temperature": 0}
+ASKED: Any = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def test_a_completion_equals_the_engines(client: openai.OpenAI, llm: LLM) -> Non
 
 
 def test_a_streamed_completion_joins_to_the_whole_one(client: openai.OpenAI) -> None:
-    asked = {"model": "demo", "prompt": "Emma was", "temperature": 0, "max_tokens": 30}
+    asked: Any = {"model": "demo", "prompt": "Emma was", "temperature": 0, "max_tokens": 30}
     whole = client.completions.create(**asked)
     chunks = list(client.completions.create(**asked, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
@@ -101,7 +103,7 @@ def test_echo_puts_the_prompt_first(client: openai.OpenAI) -> None:
     alone = client.completions.create(model="demo", prompt="Emma was", echo=True, max_tokens=0)
     assert alone.choices[0].text == "Emma was"
     assert alone.usage is not None and alone.usage.completion_tokens == 0
-    asked = {"model": "demo", "prompt": "Emma was", "temperature": 0, "max_tokens": 4}
+    asked: Any = {"model": "demo", "prompt": "Emma was", "temperature": 0, "max_tokens": 4}
     plain = client.completions.create(**asked).choices[0].text
     chunks = client.completions.create(**asked, echo=True, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == "Emma was" + plain
@@ -114,7 +116,7 @@ def test_a_chat_answers_as_the_engine_does(client: openai.OpenAI, answer: str) -
     message = found.choices[0].message
     assert message.content == answer
     assert message.role == "assistant"
-    again = [*ASKED, message.model_dump(), {"role": "user", "content": "And of Spain?"}]
+    again: Any = [*ASKED, message.model_dump(), {"role": "user", "content": "And of Spain?"}]
     more = client.chat.completions.create(model="demo", messages=again, max_tokens=4)
     assert more.choices[0].finish_reason in ("stop", "length")
 
@@ -141,7 +143,7 @@ def test_a_streamed_chat_ends_with_its_usage(client: openai.OpenAI, answer: str)
 
 
 def test_thoughts_have_a_field_of_their_own(client: openai.OpenAI, llm: LLM) -> None:
-    asked = {
+    asked: Any = {
         "model": "demo",
         "messages": ASKED,
         "temperature": 0,
@@ -175,7 +177,7 @@ def test_responses_answer_without_a_memory(client: openai.OpenAI, answer: str) -
 
 
 def test_anthropics_messages_answer_alike(claude: anthropic.Anthropic, answer: str) -> None:
-    asked = {"model": "demo", "max_tokens": 24, "messages": ASKED, "extra_body": GREEDY}
+    asked: Any = {"model": "demo", "max_tokens": 24, "messages": ASKED, "extra_body": GREEDY}
     found = claude.messages.create(**asked)
     assert found.content[0].text == answer
     assert found.stop_reason in ("end_turn", "max_tokens")
@@ -194,7 +196,8 @@ def test_anthropics_stop_sequence_is_named(claude: anthropic.Anthropic, answer: 
         model="demo", max_tokens=24, messages=ASKED, stop_sequences=[stop], extra_body=GREEDY
     )
     assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", stop)
-    assert found.content[0].text == answer.partition(stop)[0]
+    (block,) = found.content
+    assert block.type == "text" and block.text == answer.partition(stop)[0]
 
 
 def test_anthropics_errors_are_its_own(claude: anthropic.Anthropic) -> None:

@@ -58,8 +58,9 @@ class Gate:
         outward = _Outward(scope, send, request_id)
         try:
             self._check(scope, headers)
-            body = _Bounded(receive, self._serving.settings.max_body_bytes)
-            await self._app(scope, body, outward)
+            body = await _read_body(receive, self._serving.settings.max_body_bytes)
+            if body is not None:
+                await self._app(scope, _Replayed(body, receive), outward)
         except ApiError as error:
             await outward.refuse(error)
         finally:
@@ -131,19 +132,34 @@ class _Outward:
         log.info(json.dumps(fields), extra={"fields": fields})
 
 
-class _Bounded:
-    """Receives, up to a number of bytes."""
+async def _read_body(receive: Receive, limit: int) -> bytes | None:
+    """The whole body; None if the client left. Raises ApiError once it is over the limit."""
+    parts: list[bytes] = []
+    total, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+        total += len(parts[-1])
+        if total > limit:
+            raise _too_large(limit)
+    return b"".join(parts)
 
-    def __init__(self, receive: Receive, limit: int) -> None:
-        self._receive, self._limit, self._seen = receive, limit, 0
+
+class _Replayed:
+    """Receives a body that was read, and then whatever else comes."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
 
     async def __call__(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request":
-            self._seen += len(message.get("body", b""))
-            if self._seen > self._limit:
-                raise _too_large(self._limit)
-        return message
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
 
 
 def _too_large(limit: int) -> ApiError:

@@ -88,6 +88,10 @@ class Link:
         await self._end_process()
         self._lose_all()
         self._context.destroy(linger=0)
+        self.clear_away()
+
+    def clear_away(self) -> None:
+        """Leave no file behind."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def check_ready(self) -> None:

@@ -60,7 +60,10 @@ def serve(config: EngineConfig, settings: ServerSettings) -> None:
         backlog=1024,
     )
     server = Server(http, serving)
-    server.run()
+    try:
+        server.run()
+    finally:
+        link.clear_away()  # who is told twice to end does not end in order
     if link.state is EngineState.UNFIT:
         raise FreewheelError(link.unfit)
     if not server.started:

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OpenAPI document, and requests made from it: none of them may be the server's fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.generation import GenerationMode
+
+from tests.server.running import PATIENCE, Running
+
+PATHS = {
+    "/health",
+    "/ready",
+    "/version",
+    "/metrics",
+    "/tokenize",
+    "/detokenize",
+    "/v1/models",
+    "/v1/models/{name}",
+    "/v1/loads",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+}
+LIMITS = {"max_tokens": 4, "max_completion_tokens": 4, "max_output_tokens": 4, "n": 2}
+"""A good request is made short: it is the way in that is tested here."""
+
+
+def shorten(body: Any) -> Any:
+    """The same body with limits that keep an answer short, where they are numbers at all."""
+    if not isinstance(body, dict):
+        return body
+    cut = dict(body)
+    for name, limit in LIMITS.items():
+        if isinstance(cut.get(name), int | float) and cut[name] > limit:
+            cut[name] = limit
+    if not {"max_tokens", "max_output_tokens"} & cut.keys():
+        cut["max_output_tokens" if "input" in cut else "max_tokens"] = 4
+    return cut
+
+
+def check_operation(server: Running, operation: Any, mode: GenerationMode, cases: int) -> None:
+    def run(case: Any) -> None:
+        if case.path.startswith("/v1/") and case.method == "POST":
+            case.body = shorten(case.body)
+        found = case.call(base_url=server.url, timeout=PATIENCE)
+        assert found.status_code < 500 or found.status_code == 501, (case.body, found.text)
+
+    decorate: Callable[[Any], Any] = settings(
+        max_examples=cases,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    decorate(given(operation.as_strategy(generation_mode=mode))(run))()
+
+
+def operations(server: Running) -> dict[str, Any]:
+    document = server.http.get("/openapi.json").json()
+    schema = schemathesis.openapi.from_dict(document)
+    return {one.ok().path: one.ok() for one in schema.get_all_operations()}
+
+
+def test_the_document_names_every_endpoint(server: Running) -> None:
+    assert set(operations(server)) == PATHS
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize("path", sorted(PATHS - {"/metrics", "/v1/models/{name}"}))
+def test_no_request_is_the_servers_fault(server: Running, path: str, mode: GenerationMode) -> None:
+    found = operations(server)[path]
+    if found.body or mode is GenerationMode.POSITIVE:
+        check_operation(server, found, mode, 12)
+    server.wait_until_idle()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize("path", sorted(path for path in PATHS if "tok" in path or "/v1/" in path))
+def test_thousands_of_requests_are_not_the_servers_fault(
+    server: Running, path: str, mode: GenerationMode
+) -> None:
+    found = operations(server)[path]
+    if found.body:
+        check_operation(server, found, mode, 450)
+    server.wait_until_idle()
+    assert server.http.get("/ready").json() == {"ready": True, "engine": "ready", "restarts": 0}

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine dies, stalls or cannot start; there is too much to do; the server is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from freewheel.server.failures import ApiError
+from freewheel.server.tickets import Ledger, Ticket
+from freewheel.spec import SamplingParams
+from tests.server.running import PATIENCE, Running, wait_for
+
+LONG = {"prompt": "Emma was", "max_tokens": 7000, "ignore_eos": True, "stream": True}
+SHORT = {"prompt": "Emma was", "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server whose engine these tests kill, with room for few requests."""
+    log = tmp_path_factory.mktemp("frail") / "log"
+    options = ("--max-batch", "2", "--max-requests", "4", "--stall-seconds", "3")
+    with Running(log, *options) as running:
+        running.wait_until_ready()
+        yield running
+
+
+def lines_of(response: httpx.Response) -> Iterator[str]:
+    return (line.removeprefix("data: ") for line in response.iter_lines() if line)
+
+
+def check_engine_is_replaced(running: Running, kill: int) -> None:
+    """Streams end with an error, `/ready` says so at once, and another engine answers alike."""
+    before = running.post("/v1/completions", **SHORT).json()["choices"]
+    restarts = running.http.get("/ready").json()["restarts"]
+    old = running.engine_pid()
+    with running.http.stream("POST", "/v1/completions", json=LONG) as response:
+        lines = lines_of(response)
+        assert "choices" in json.loads(next(lines))
+        os.kill(old, kill)
+        *_, last = lines
+        error = json.loads(last)["error"]
+        assert (error["code"], error["type"]) == ("engine_lost", "server_error")
+        assert running.http.get("/ready").status_code == 503
+    assert running.http.get("/health").status_code == 200
+    refused = running.post("/v1/completions", **SHORT)
+    if refused.status_code != 200:  # it is, unless the next engine is there already
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+    running.wait_until_ready()
+    assert running.engine_pid() != old
+    assert running.http.get("/ready").json()["restarts"] == restarts + 1
+    assert running.post("/v1/completions", **SHORT).json()["choices"] == before
+    running.wait_until_idle()
+
+
+def test_a_killed_engine_ends_streams_with_an_error_and_is_replaced(frail: Running) -> None:
+    check_engine_is_replaced(frail, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_an_engine_that_stalls_is_replaced_too(frail: Running) -> None:
+    check_engine_is_replaced(frail, signal.SIGSTOP)
+
+
+def test_answers_beyond_the_limit_are_429_at_once(frail: Running) -> None:
+    frail.wait_until_idle()
+    with ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(begun(frail))
+        for asked in (SHORT, LONG, SHORT | {"n": 2}):
+            refused = frail.post("/v1/completions", **asked)
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+    frail.wait_until_idle()
+    assert frail.post("/v1/completions", **SHORT).status_code == 200
+    label = 'admission_rejections_total{model_name="demo",reason="overloaded"}'
+    assert f"freewheel:{label}" in frail.http.get("/metrics").text
+
+
+@contextmanager
+def begun(running: Running) -> Iterator[None]:
+    """A request that is under way, and whose answer nobody reads; in the end its client leaves."""
+
+    def total() -> int:
+        return running.http.get("/v1/loads").json()["loads"][0]["num_total_reqs"]
+
+    before, body = total(), json.dumps(LONG).encode()
+    host, port = running.url.removeprefix("http://").split(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        wait_for("a request under way", lambda: total() == before + 1)
+        yield
+
+
+def test_told_to_end_it_finishes_answers_and_leaves_no_process(log: Path) -> None:
+    with Running(log) as running:
+        running.wait_until_ready()
+        engine = running.engine_pid()
+        asked = LONG | {"max_tokens": 200}
+        with running.http.stream("POST", "/v1/completions", json=asked) as response:
+            lines = lines_of(response)
+            next(lines)
+            running.process.send_signal(signal.SIGTERM)
+            refused = wait_for(
+                "refusal of new requests",
+                lambda: found if (found := running.http.get("/ready")).status_code == 503 else None,
+            )
+            assert refused.json()["reason"] == "the server is ending"
+            new = running.post("/v1/completions", **SHORT)
+            assert (new.status_code, new.json()["error"]["code"]) == (503, "draining")
+            *_, last, done = lines
+        assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+        assert done == "[DONE]"
+        assert running.process.wait(PATIENCE) == 0
+        assert not Path(f"/proc/{engine}").exists()
+
+
+def test_a_model_that_is_not_there_is_said_before_anything_listens(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "freewheel", "serve", str(tmp_path / "none"), "--port", "0"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ended.returncode == 2
+    assert "none" in ended.stderr and "serving" not in ended.stderr
+
+
+def test_others_are_not_let_in_by_mistake() -> None:
+    command = [sys.executable, "-m", "freewheel", "serve", "--host", "0.0.0.0", "--port", "0"]
+    env = {name: value for name, value in os.environ.items() if name != "FREEWHEEL_API_KEY"}
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, env=env, check=False
+    )
+    assert ended.returncode == 2
+    assert "--insecure" in ended.stderr
+
+
+def ticket(events: asyncio.Queue, number: int, tokens: int) -> Ticket:
+    return Ticket(str(number), [5] * tokens, SamplingParams(), events)
+
+
+def test_the_queue_is_bounded_by_tokens() -> None:
+    ledger, events = Ledger(queue_tokens=100, max_requests=10), asyncio.Queue()
+    ledger.admit(5000, 1)  # an empty queue takes one of any size
+    ledger.live["0"] = ticket(events, 0, 60)
+    ledger.admit(40, 1)
+    with pytest.raises(ApiError) as refused:
+        ledger.admit(41, 1)
+    assert (refused.value.status, refused.value.retry_after) == (429, 1)
+    ledger.live["0"].first = 1.0  # its first token is here: it waits no more
+    assert ledger.waiting_tokens == 0
+    ledger.admit(5000, 1)
+    with pytest.raises(ApiError, match="at most 10"):
+        ledger.admit(1, 10)
