@@ -14,7 +14,17 @@ from starlette.responses import Response
 
 import freewheel
 from freewheel.server.failures import ApiError, error_bytes
-from freewheel.server.routes import chat, completions, messages, refused, responses, service, tokens
+from freewheel.server.routes import (
+    chat,
+    completions,
+    messages,
+    page,
+    refused,
+    responses,
+    rounds,
+    service,
+    tokens,
+)
 from freewheel.server.serving import Serving
 
 log = logging.getLogger("freewheel.server")
@@ -26,6 +36,8 @@ ROUTERS = (
     responses.router,
     tokens.router,
     service.router,
+    rounds.router,
+    page.router,
     refused.router,
 )
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from freewheel.engine import Piece, Reader, Reading, Tokenizer
+from freewheel.engine import Reader, Reading, Tokenizer
 from freewheel.server.failures import ApiError
 from freewheel.server.link import Link
 from freewheel.server.sampling import for_choice
@@ -69,9 +69,14 @@ class Part:
         return "".join(piece.text for piece in self.reading.thought)
 
     @property
-    def pieces(self) -> list[tuple[str, bool]]:
-        """All text of the part with its origin: was it a draft?"""
-        return [_marked(piece) for piece in (*self.reading.thought, *self.reading.said)]
+    def said_pieces(self) -> list[tuple[str, bool]]:
+        """The answer's text with its origin: was it a draft?"""
+        return [(piece.text, piece.accepted) for piece in self.reading.said]
+
+    @property
+    def thought_pieces(self) -> list[tuple[str, bool]]:
+        """The same of the thoughts."""
+        return [(piece.text, piece.accepted) for piece in self.reading.thought]
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,3 @@ class Generation:
         if reading.cut:
             self._link.close([choice.ticket], FinishReason.STOP)
         return Part(choice, reading)
-
-
-def _marked(piece: Piece) -> tuple[str, bool]:
-    return piece.text, piece.accepted

@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -31,7 +30,6 @@ from freewheel.spec import FinishReason, SamplingParams
 log = logging.getLogger("freewheel.server")
 
 LONGEST_PAUSE = 30.0
-ROUNDS_KEPT = 512
 ADDRESS_BYTES = 100
 """A Unix socket's path has 107 bytes at most."""
 
@@ -57,7 +55,6 @@ class Link:
         self.restarts = 0
         self.unfit = ""
         self.ledger = Ledger(settings.queue_tokens, settings.max_requests)
-        self.rounds: deque[RoundTimes] = deque(maxlen=ROUNDS_KEPT)
         self.on_round: Callable[[RoundTimes], None] = lambda _: None
         self.on_step: Callable[[Ticket, m.Step, float], None] = lambda *_: None
         self.on_end: Callable[[Ticket, FinishReason], None] = lambda *_: None
@@ -184,7 +181,6 @@ class Link:
     def _hear(self, report: m.Report) -> None:
         if isinstance(report, m.Progress):
             self.load = report.load
-            self.rounds.extend(report.rounds)
             for times in report.rounds:
                 self.on_round(times)
             now = time.perf_counter()

@@ -33,7 +33,6 @@ def serve(config: EngineConfig, settings: ServerSettings) -> None:
     link = Link(config, settings)
     metrics = ServerMetrics(settings.metrics_prefix, settings.model_name)
     metrics.watch(link)
-    link.on_step, link.on_end = metrics.step, metrics.end
     serving = Serving(
         family=found.spec.family,
         tokenizer=tokenizer,

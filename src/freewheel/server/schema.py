@@ -81,5 +81,6 @@ class Choices(Sampling):
     return_token_ids: bool | None = None
     return_pieces: bool | None = Field(
         default=None,
-        description="Streamed choices also carry `pieces`: [text, whether it was a draft].",
+        description="Streamed choices also carry `pieces` and, in a chat, `reasoning_pieces`: "
+        "[text, whether it was an accepted draft]. One event is one round.",
     )

@@ -18,7 +18,10 @@ from freewheel.server.failures import ApiError, not_ready, too_long
 from freewheel.server.generation import Generation
 from freewheel.server.link import Link
 from freewheel.server.metrics import ServerMetrics
+from freewheel.server.recent import Recent
 from freewheel.server.settings import ServerSettings
+from freewheel.server.tickets import Ticket
+from freewheel.server.wire import Step
 from freewheel.spec import SamplingParams
 
 LONG_TEXT = 1 << 14
@@ -43,8 +46,17 @@ class Serving:
     link: Link
     settings: ServerSettings
     metrics: ServerMetrics
+    recent: Recent = field(default_factory=Recent)
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.link.on_round, self.link.on_end = self.recent.round, self.metrics.end
+        self.link.on_step = self._note
+
+    def _note(self, ticket: Ticket, step: Step, before: float) -> None:
+        self.metrics.step(ticket, step, before)
+        self.recent.step(ticket, step, before)
 
     @property
     def context_len(self) -> int:

@@ -211,5 +211,6 @@ class _Writer:
         if self._body.return_token_ids:
             found["token_ids"] = part.reading.token_ids
         if self._body.return_pieces:
-            found["pieces"] = part.pieces
+            found["pieces"] = part.said_pieces
+            found["reasoning_pieces"] = part.thought_pieces
         return found

@@ -163,5 +163,5 @@ class _Writer:
             found["token_ids"] = part.reading.token_ids
             found["prompt_token_ids"] = part.choice.prompt if first else None
         if self._body.return_pieces:
-            found["pieces"] = part.pieces
+            found["pieces"] = part.said_pieces
         return found
