@@ -15,6 +15,7 @@ from starlette.routing import Route
 from freewheel.config import EngineConfig, find_model
 from freewheel.engine import Tokenizer
 from freewheel.errors import ConfigError
+from freewheel.server import gate
 from freewheel.server.app import ROUTERS, build_app
 from freewheel.server.gate import OPEN, OPEN_FILES, Gate
 from freewheel.server.link import Link
@@ -185,6 +186,18 @@ def test_a_body_over_the_limit_is_refused_unread(local: Door) -> None:
     refused = local.ask("/v1/completions", "POST", json_type, endless())
     assert refused.status_code == 413
     assert len(read) < 10
+
+
+def test_a_body_that_never_ends_in_coming_is_given_up(
+    local: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stuck() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(gate, "BODY_SECONDS", 0.05)
+    refused = local.ask("/v1/completions", "POST", {"content-type": "application/json"}, stuck())
+    assert (refused.status_code, refused.json()["error"]["code"]) == (408, "slow_body")
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "9" * 40, " 12", "0x10"])

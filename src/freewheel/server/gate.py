@@ -8,6 +8,7 @@ reach it unasked, so a request with a foreign Origin or Host is refused.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -29,6 +30,8 @@ OPEN = frozenset({"/health", "/ready"})
 """Open to all. So is the page, whose files are the package's own and hold nothing of anybody."""
 OPEN_FILES = re.compile(r"/(?:page/[a-z]+\.(?:css|js|svg))?")
 AUTHORITY = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//(?:\[([^\]]*)\]|([^/:@\[\]]*))(?::\d+)?/?", re.I)
+BODY_SECONDS = 60.0
+"""How long a body may take to come."""
 GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 SAFE_HEADERS = (
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'"),
@@ -58,13 +61,20 @@ class Gate:
         outward = _Outward(scope, send, request_id)
         try:
             self._check(scope, headers)
-            body = await _read_body(receive, self._serving.settings.max_body_bytes)
+            body = await self._body(receive)
             if body is not None:
                 await self._app(scope, _Replayed(body, receive), outward)
         except ApiError as error:
             await outward.refuse(error)
         finally:
             outward.note()
+
+    async def _body(self, receive: Receive) -> bytes | None:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await _read_body(receive, self._serving.settings.max_body_bytes)
+        except TimeoutError:
+            raise ApiError(408, "the body did not come in time", code="slow_body") from None
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
         """Raise ApiError for whoever may not come in."""

@@ -9,12 +9,15 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from freewheel.server.failures import ApiError, error_bytes
 from freewheel.server.generation import Generation
 
 to_json = msgspec.json.encode
+
+SEND_SECONDS = 60.0
+"""How long a client may take nothing of an answer before it counts as gone."""
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -39,7 +42,7 @@ class Lasting(Response):
         self.generation = generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self.answer(send))
+        work = asyncio.ensure_future(self.answer(_Patient(send)))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -48,7 +51,10 @@ class Lasting(Response):
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
-        if not work.cancelled() and (error := work.exception()) is not None:
+        if work.cancelled():
+            return
+        error = work.exception()
+        if error is not None and not isinstance(error, SlowReader):
             raise error
 
     async def answer(self, send: Send) -> None:
@@ -93,6 +99,24 @@ class Streamed(Lasting):
             data = event(error_bytes(error, self._anthropic), name)
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+class SlowReader(Exception):
+    """The client takes nothing any more."""
+
+
+class _Patient:
+    """Sends, but does not wait for ever. Raises SlowReader."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await self._send(message)
+        except TimeoutError:
+            raise SlowReader from None
 
 
 async def _start(send: Send, kind: str) -> None:

@@ -18,8 +18,8 @@ from freewheel.server.serving import Served, Serving
 
 router = APIRouter()
 
-SILENT_SECONDS = 5.0
-"""Silence of an engine, which reports every second, after which it does not count as ready."""
+SILENT_SHARE = 0.25
+"""Share of the time after which a silent engine is replaced, when it no longer counts as ready."""
 
 
 @router.get("/health")
@@ -40,7 +40,7 @@ async def ready(serving: Served) -> Response:
         found |= {"ready": False, "reason": f"the engine is {link.state}"}
         if link.state is EngineState.STARTING and link.loading is not None:
             found["loaded"] = f"{link.loading.done} of {link.loading.total} bytes"
-    elif silent > SILENT_SECONDS:
+    elif silent > SILENT_SHARE * serving.settings.stall_seconds:
         found |= {"ready": False, "reason": f"the engine has been silent for {silent:.0f} s"}
     return json_response(found, 200 if found["ready"] else 503)
 
