@@ -87,11 +87,17 @@ class TokenEngine:
         """There is something to step for."""
         return bool(self._guests)
 
-    def submit(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
+    def submit(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        cache_salt: str = "",
+    ) -> None:
         """Queue a request. Raises RequestError, and changes nothing, if it cannot be served."""
         if request_id in self._guests:
             raise RequestError("id", f"{request_id!r} is in use by a live request")
-        request = self._llm._request(list(prompt), params)
+        request = self._llm._request(list(prompt), params, cache_salt)
         live = self._session.add(request, TextStream(_no_text))
         self._guests[request_id] = _Guest(request_id, live, time.perf_counter())
 
