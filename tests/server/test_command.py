@@ -47,6 +47,7 @@ def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: bytes | No
         (["--speculate", "9"], "speculate"),
         (["--queue-seconds", "0"], "queue_seconds"),
         (["--host", "0.0.0.0"], "--insecure"),
+        (["no/such/folder"], "no/such/folder"),
     ],
 )
 def test_a_bad_option_ends_it_at_once(

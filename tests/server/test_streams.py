@@ -79,7 +79,7 @@ def client_of(server: Running) -> httpx.AsyncClient:
 
 
 def test_many_streams_at_once_lose_nothing(server: Running, llm: LLM) -> None:
-    count, tokens = 24, 16
+    count, tokens = 16, 12
 
     async def run() -> list[tuple[int, ...]]:
         async with client_of(server) as client:
@@ -90,7 +90,7 @@ def test_many_streams_at_once_lose_nothing(server: Running, llm: LLM) -> None:
 
 
 def test_clients_that_leave_change_nothing_for_those_who_stay(server: Running, llm: LLM) -> None:
-    stay, tokens, leavers = 4, 24, 24
+    stay, tokens, leavers = 4, 20, 20
 
     async def run() -> list[tuple[int, ...]]:
         chance = random.Random(3)
