@@ -52,7 +52,12 @@ def _enum(rng: random.Random) -> Schema:
 
 
 def _pattern(rng: random.Random) -> Schema:
-    patterns = ["^[a-z]{2,5}$", "^(ab|cd)+[0-9]$", "^[A-Z][a-z]* [0-9]{4}$", "^#[0-9a-f]{6}$"]
+    patterns = [
+        "^[a-z]{2,5}$",
+        "^(ab|cd){1,3}[0-9]$",
+        "^[A-Z][a-z]{0,6} [0-9]{4}$",
+        "^#[0-9a-f]{6}$",
+    ]
     return {"type": "string", "pattern": rng.choice(patterns)}
 
 

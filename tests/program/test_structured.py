@@ -153,8 +153,9 @@ def mixed(count: int, seed: int, vocabulary: int) -> list[tuple[list[int], Sampl
     found: list[tuple[list[int], SamplingParams]] = []
     for index, schema in enumerate(schemas(count, seed)):
         prompt = prompts(index, 1, 12, vocabulary)[0]
-        warm = {"temperature": (0.0, 0.7, 1.0)[index % 3], "seed": index}
-        found.append((prompt, SamplingParams(**warm, json_schema=schema, max_tokens=400)))
+        warm: dict[str, Any] = {"temperature": (0.0, 0.7, 1.0)[index % 3], "seed": index}
+        warm["frequency_penalty"] = 2.0  # or a greedy model never ends a number
+        found.append((prompt, SamplingParams(**warm, json_schema=schema, max_tokens=150)))
         if index % 3 == 0:
             found.append((prompt, SamplingParams(**warm, max_tokens=30, ignore_eos=True)))
     return found
@@ -186,7 +187,7 @@ def check_schemas(count: int, seed: int) -> tuple[int, int]:
 
 
 def test_answers_validate_against_their_schemas_and_neighbours_do_not_change() -> None:
-    ended, count = check_schemas(10, seed=1)
+    ended, count = check_schemas(5, seed=1)
     assert ended >= 0.8 * count
 
 
