@@ -55,6 +55,7 @@ PLANTED_IMPORTS = {
     "kernels-behind-registry": ("nn", "freewheel.ops.cuda"),
     "http": ("engine", "zmq"),
     "terminal": ("host", "rich"),
+    "grammars": ("engine", "outlines_core"),
 }
 
 

@@ -12,14 +12,17 @@ import torch
 from freewheel.errors import CapacityError
 from freewheel.runtime.uplink import pack
 from freewheel.spec import (
+    Adjustments,
     Admission,
     CacheField,
     CacheGroup,
     Feed,
+    Grammar,
     PageWrite,
     StepPlan,
     StepShape,
 )
+from freewheel.spec.shape import ADJUSTS
 from freewheel.state import Arena, InboxLayout, SequenceState, receive
 
 GROUPS = tuple(
@@ -89,6 +92,74 @@ def test_an_admission_sets_every_value_of_its_row_and_clears_its_tables() -> Non
     assert int(state.seeds[row]) == -(2**63) + 12345
     assert state.stop_ids[row].tolist() == [1, 63, 2, -1, -1, -1, -1, -1]
     assert not state.page_tables[:, row].any()
+
+
+WISHES = Adjustments(
+    prompt_len=5,
+    presence=0.25,
+    frequency=-0.5,
+    repetition=1.5,
+    biases=((3, 2.5), (0, -4.0)),
+    allowed=(0, 31, 32, 69),
+    bad_words=((4,), (1, 2, 3)),
+    grammar=Grammar("key", 2, 3, 1, bytes(2 * (70 + 8))),
+    trigger=6,
+    budget=20,
+    base=77,
+)
+
+
+def stale_adjusting_state() -> SequenceState:
+    state = SequenceState.build(Arena("cpu"), ROWS, WIDTH, GROUPS, vocabulary=70, grammars=1)
+    for tensor in (state.uses, *vars(state.adjust).values()):
+        tensor[1:] = 7
+    return state
+
+
+def adjusting_plan(shape: StepShape, adjustments: Adjustments | None) -> StepPlan:
+    admission = replace(ADMISSION, adjustments=adjustments)
+    return plan_of(shape=shape, admissions=(None, admission))
+
+
+def apply_adjusting(state: SequenceState, plan: StepPlan) -> None:
+    layout = InboxLayout.of(plan.shape, GROUPS, 70)
+    letter = np.full(layout.words, 12345, dtype=np.int32)
+    pack(plan, layout, letter)
+    receive(state, torch.from_numpy(letter), plan.shape, GROUPS)
+
+
+def test_an_admission_brings_all_that_its_request_wishes_to_its_row_alone() -> None:
+    state, before = stale_adjusting_state(), stale_adjusting_state()
+    apply_adjusting(state, adjusting_plan(StepShape(3, 16, 3, ADJUSTS), WISHES))
+    row, columns = 4, state.adjust
+    assert int(state.uses[row]) == WISHES.uses == 31
+    assert int(columns.prompt_lens[row]) == 5
+    assert columns.penalties[row].tolist() == [0.25, -0.5, 1.5]
+    assert columns.bias_ids[row, :3].tolist() == [3, 0, -1]
+    assert columns.bias_values[row, :2].tolist() == [2.5, -4.0]
+    assert columns.bad_words[row, 0].tolist() == [-1] * 7 + [4]
+    assert columns.bad_words[row, 1].tolist() == [-1] * 5 + [1, 2, 3]
+    assert (columns.bad_words[row, 2:] == -1).all()
+    bits = [v for v in range(96) if int(columns.allowed[row, v // 32]) >> (v % 32) & 1]
+    assert bits == [0, 31, 32, 69]
+    assert columns.grammars[row].tolist() == [77, 3, 1, 6, 25]
+    assert int(columns.grammar_states[row]) == -1
+    for name, tensor in vars(columns).items():
+        others = [r for r in range(ROWS) if r != row]
+        if name != "tables":
+            assert torch.equal(tensor[others], vars(before.adjust)[name][others]), name
+
+
+@pytest.mark.parametrize("extras", [0, ADJUSTS])
+def test_an_admission_that_wishes_nothing_switches_its_row_off(extras: int) -> None:
+    state = stale_adjusting_state()
+    apply_adjusting(state, adjusting_plan(StepShape(3, 16, 3, extras), None))
+    assert state.uses.tolist() == [0, 7, 7, 7, 0, 7]
+
+
+def test_wishes_in_a_round_without_room_for_them_are_refused() -> None:
+    with pytest.raises(CapacityError, match="adjustments"):
+        apply_adjusting(stale_adjusting_state(), adjusting_plan(StepShape(3, 16, 3), WISHES))
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**31, -(2**31), 2**63 - 1, -(2**63), 0x1234_5678_9ABC])

@@ -17,6 +17,24 @@ from freewheel.errors import RequestError
 
 Ids = list[int] | None
 Words = list[str] | None
+Presence = Annotated[
+    float, typer.Option(help="Taken off the logit of every token of the answer so far.")
+]
+Frequency = Annotated[
+    float, typer.Option(help="Taken off as often as the token stands in the answer.")
+]
+Repetition = Annotated[
+    float, typer.Option(help="Divides logits of tokens of prompt and answer; 1 is off.")
+]
+Bias = Annotated[Words, typer.Option(help="ID=VALUE, added to a token's logit; repeatable.")]
+Allowed = Annotated[Ids, typer.Option(help="Choose among these ids alone; repeatable.")]
+Schema = Annotated[Path | None, typer.Option(help="Answer with JSON of the schema in this file.")]
+Regex = Annotated[str | None, typer.Option(help="Answer with a text that this expression matches.")]
+Budget = Annotated[int | None, typer.Option(help="Tokens after which an open thinking ends.")]
+Scores = Annotated[
+    int | None, typer.Option(help="Report log-probabilities, and so many alternatives.")
+]
+PromptScores = Annotated[int | None, typer.Option(help="The same of the prompt's tokens.")]
 
 
 def sampling_params(
@@ -26,42 +44,22 @@ def sampling_params(
     top_k: o.TopK = 0,
     top_p: o.TopP = 1.0,
     min_p: o.MinP = 0.0,
-    presence_penalty: Annotated[
-        float, typer.Option(help="Taken off the logit of every token of the answer so far.")
-    ] = 0.0,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="Taken off as often as the token stands in the answer.")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Divides logits of tokens of prompt and answer; 1 is off.")
-    ] = 1.0,
-    logit_bias: Annotated[
-        Words, typer.Option(help="ID=VALUE, added to a token's logit; repeatable.")
-    ] = None,
+    presence_penalty: Presence = 0.0,
+    frequency_penalty: Frequency = 0.0,
+    repetition_penalty: Repetition = 1.0,
+    logit_bias: Bias = None,
     bad_word: Annotated[Words, typer.Option(help="Never say this; repeatable.")] = None,
-    allowed_token_id: Annotated[
-        Ids, typer.Option(help="Choose among these ids alone; repeatable.")
-    ] = None,
-    schema: Annotated[
-        Path | None, typer.Option(help="Answer with JSON of the schema in this file.")
-    ] = None,
-    regex: Annotated[
-        str | None, typer.Option(help="Answer with a text that this expression matches.")
-    ] = None,
+    allowed_token_id: Allowed = None,
+    schema: Schema = None,
+    regex: Regex = None,
     choice: Annotated[Words, typer.Option(help="Answer with this text; repeatable.")] = None,
-    thinking_token_budget: Annotated[
-        int | None, typer.Option(help="Tokens after which an open thinking ends.")
-    ] = None,
+    thinking_token_budget: Budget = None,
     seed: o.Seed = None,
     stop: o.Stop = None,
     stop_token_id: Annotated[Ids, typer.Option(help="End at this token; repeatable.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end.")] = False,
-    logprobs: Annotated[
-        int | None, typer.Option(help="Report log-probabilities, and so many alternatives.")
-    ] = None,
-    prompt_logprobs: Annotated[
-        int | None, typer.Option(help="The same of the prompt's tokens.")
-    ] = None,
+    logprobs: Scores = None,
+    prompt_logprobs: PromptScores = None,
 ) -> SamplingParams:
     """Raises RequestError, naming the field, for what is out of range."""
     return SamplingParams(
