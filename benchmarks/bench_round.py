@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from freewheel.decode import ChainDrafter
@@ -246,7 +247,18 @@ def _profile(executor: Executor, shape: StepShape, log: object, title: str) -> t
     for kernel_name, (count, spent) in sorted(totals.items(), key=lambda item: -item[1][1]):
         times = f"{spent / rounds:10.1f} us {count / rounds:7.1f} x {spent / count:8.2f}"
         print(times, kernel_name[:110], file=log)  # pyright: ignore[reportArgumentType]
+    _print_in_order(kernels[: len(kernels) // rounds], log)
     return len(kernels) / rounds, sum(k.device_time_total for k in kernels) / rounds
+
+
+def _print_in_order(kernels: list[FunctionEvent], log: object) -> None:
+    """One replay's kernels as they ran: start and length in microseconds."""
+    print("in order", file=log)  # pyright: ignore[reportArgumentType]
+    kernels = sorted(kernels, key=lambda kernel: kernel.time_range.start)
+    for kernel in kernels:
+        start = kernel.time_range.start - kernels[0].time_range.start
+        line = f"{start:10.1f} {kernel.device_time_total:8.2f} {kernel.name[:110]}"
+        print(line, file=log)  # pyright: ignore[reportArgumentType]
 
 
 def _floor_bytes(spec: DsaSpec, case: Case) -> float:

@@ -60,9 +60,10 @@ def first_picks(folder: Path, dtype: torch.dtype, tokens: list[int]) -> list[set
     view = paged.view(tokens, 0, len(tokens))
     layer = loaded.model.layers[0]
     x = layer.attention_norm(loaded.model.embedding(view.tokens))
-    q_latent = layer.attention.q_a_norm(layer.attention.q_a(x))
-    assert layer.attention.indexer is not None
-    slots = layer.attention.indexer.select(x, q_latent, view, paged.cache)[ROW - 1]
+    attention, latent = layer.attention, paged.cache.layer("latent", 0)
+    key, query, _ = attention.project(x, latent, view)
+    assert attention.indexer is not None
+    slots = attention.indexer.select(x, key, query, view, paged.cache)[ROW - 1]
     return [{slot for slot in row if slot >= 0} for row in slots.tolist()]
 
 

@@ -165,6 +165,25 @@ def _store(name: str, of: Sizes) -> tuple[Any, ...]:
     return cache, x, norm, norm.flip(0), 1e-6, positions, table, False, slots
 
 
+def _latents(name: str, of: Sizes) -> tuple[Any, ...]:
+    """Inputs that are slices of one projection's output, as the attention hands them over."""
+    if name == "expand_values":
+        return of.draw(1, *of.lead, 3, 16), of.draw(2, 3, 16, 12)
+    cache, _, _, _, positions, table, interleaved, slots = _store("store_latent", of)
+    place = (positions, table, interleaved, slots)
+    norm, bias = of.draw(3, 40), of.draw(4, 24)
+    one, two, three = of.draw(2, *of.lead, 136).split((40, 72, 24), dim=-1)
+    if not of.batch:  # torch's own checks cannot copy an empty slice
+        one, two, three = (x.new_empty(x.shape) for x in (one, two, three))
+    if name == "absorb_query":
+        return two[..., :60].unflatten(-1, (3, 20)), of.draw(5, 3, 12, 16), *place[:3]
+    if name == "norm_latents":
+        return cache, one, norm, three, norm[:16], 1e-6, *place
+    gates = of.draw(6, *of.lead, 3, dtype=of.wide)
+    query, key = two.unflatten(-1, (3, 24)), three
+    return cache, query, gates, 0.3, key, norm[:24], bias, 1e-6, *place
+
+
 def _dense(name: str, of: Sizes) -> tuple[Any, ...]:
     x, weight = of.draw(1, *of.lead, 32), of.draw(2, 32)
     positions = torch.randint(0, 50, of.lead, generator=generator(of.seed), dtype=torch.int32)
@@ -185,6 +204,7 @@ def _dense(name: str, of: Sizes) -> tuple[Any, ...]:
 CASES: dict[str, Callable[[str, Sizes], tuple[Any, ...]]] = {
     **dict.fromkeys(("index_logits", "topk_slots", "sparse_mla"), _attention),
     **dict.fromkeys(("store_latent", "store_index_key"), _store),
+    **dict.fromkeys(("norm_latents", "index_queries", "absorb_query", "expand_values"), _latents),
     **dict.fromkeys(
         ("rms_norm", "add_rms_norm", "layer_norm", "rope", "route", "silu_mul", "grouped_experts"),
         _dense,

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
     reason="needs a CUDA device, or TRITON_INTERPRET=1",
 )
 
-STORES = ("store_latent", "store_index_key")
+STORES = ("store_latent", "store_index_key", "norm_latents", "index_queries")
 EXACT = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
 """Of the largest expected value, or of 1 if that is larger."""
 
@@ -62,7 +62,11 @@ def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
         assert error <= EXACT[dtype] * max(1.0, wanted.abs().max().item())
 
 
-MATRIX_OPS = ("index_logits", "sparse_mla", "grouped_experts")
+MATRIX_OPS = ("index_logits", "sparse_mla", "grouped_experts", "absorb_query", "expand_values")
+
+
+def listed(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else () if result is None else (result,)
 
 
 def check(name: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
@@ -73,9 +77,8 @@ def check(name: str, args: tuple[Any, ...], dtype: torch.dtype) -> None:
     precise = wide(args)
     found, expected = IMPLEMENTATIONS[name, "cuda"](*given), SPECIFICATIONS[name](*precise)
     if name in STORES:
-        found, expected = given[0], precise[0]
-    many = found if isinstance(found, tuple) else (found,)
-    for one, other in zip(many, expected if isinstance(found, tuple) else (expected,), strict=True):
+        assert_near(given[0], precise[0], dtype)
+    for one, other in zip(listed(found), listed(expected), strict=True):
         assert_near(one, other, dtype)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from freewheel import ops
 from freewheel.nn.history import HISTORY, INDEX_KEY
-from freewheel.nn.linear import Linear, load_linear, load_wide_linear
+from freewheel.nn.linear import Linear, load_wide_linear
 from freewheel.nn.source import WeightSource
 from freewheel.spec.model import DsaSpec, IndexerSpec
 from freewheel.state import CachePool, StepView
@@ -28,23 +28,27 @@ class Indexer:
 
     spec: IndexerSpec
     layer: int
-    query: Linear  # [Hi * Di, q_lora]
-    key: Linear  # [Di, H]
     key_norm_weight: Tensor  # float [Di]
     key_norm_bias: Tensor  # float [Di]
     weights: Linear  # float32 [Hi, H]
     rope_table: Tensor  # float32 [T, rope]
 
-    def select(self, x: Tensor, q_latent: Tensor, view: StepView, cache: CachePool) -> Tensor:
-        """Store the index keys of x [B, W, H], then pick: slots int32 [B, W, topk], -1 padded.
+    def select(
+        self, x: Tensor, key: Tensor, query: Tensor, view: StepView, cache: CachePool
+    ) -> Tensor:
+        """Store the index keys, then pick: slots int32 [B, W, topk], -1 padded.
 
-        q_latent [B, W, q_lora] is the attention's normed query latent.
+        x [B, W, H]; key [B, W, Di] and query [B, W, Hi * Di] as projected, by `wk` of x and by
+        `wq_b` of the attention's normed query latent.
         """
         spec = self.spec
         keys = cache.layer(INDEX_KEY, self.layer)  # [n_pages, page_size, Di]
-        ops.store_index_key(
+        query, gates = ops.index_queries(
             keys,
-            self.key(x),
+            query.unflatten(-1, (spec.heads, spec.dim)),
+            self.weights(x),
+            (spec.heads * spec.dim) ** -0.5,
+            key,
             self.key_norm_weight,
             self.key_norm_bias,
             spec.key_norm_eps,
@@ -52,12 +56,9 @@ class Indexer:
             self.rope_table,
             spec.interleaved,
             view.write_slots[HISTORY],
-        )
-        query = self.query(q_latent).unflatten(-1, (spec.heads, spec.dim))  # [B, W, Hi, Di]
-        query = ops.rope(query, view.positions, self.rope_table, 0, spec.interleaved)
-        gates = self.weights(x) * (spec.heads * spec.dim) ** -0.5  # float [B, W, Hi]
+        )  # [B, W, Hi, Di], float [B, W, Hi]
         table = view.page_tables[HISTORY]
-        return pick(query, gates, keys, table, view.rows, view.kv_lens, self.spec.topk)
+        return pick(query, gates, keys, table, view.rows, view.kv_lens, spec.topk)
 
 
 def pick(
@@ -88,13 +89,14 @@ def pick(
 def load_indexer(
     source: WeightSource, spec: DsaSpec, name: str, layer: int, table: Tensor
 ) -> Indexer:
-    """The indexer stored under `name`, of model layer `layer`."""
+    """The indexer stored under `name`, of model layer `layer`, but for its `wk` and `wq_b`.
+
+    These the attention holds, joined with its own projections of the same inputs.
+    """
     own = spec.indexer
     return Indexer(
         spec=own,
         layer=layer,
-        query=load_linear(source, f"{name}.wq_b", own.heads * own.dim, spec.attention.q_lora_rank),
-        key=load_linear(source, f"{name}.wk", own.dim, spec.hidden_size),
         key_norm_weight=source.tensor(f"{name}.k_norm.weight", (own.dim,)),
         key_norm_bias=source.tensor(f"{name}.k_norm.bias", (own.dim,)),
         weights=load_wide_linear(source, f"{name}.weights_proj", own.heads, spec.hidden_size),

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,6 +24,20 @@ class Linear:
         if x.dtype != self.weight.dtype:
             return ops.wide_linear(x, self.weight)
         return F.linear(x, self.weight)
+
+
+@dataclass(frozen=True)
+class StackedLinear:
+    """Projections of one input as one: it is read once, and a wide product fills a device better.
+
+    `parts`: outputs of each, 0 for one that a layer does not have.
+    """
+
+    joined: Linear  # [sum of parts, in]
+    parts: tuple[int, ...]
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:  # [..., in] -> [..., part] each
+        return self.joined(x).split(self.parts, dim=-1)
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,18 @@ class Head:
 def load_linear(source: WeightSource, name: str, outputs: int, inputs: int) -> Linear:
     """`name`.weight [outputs, inputs]."""
     return Linear(source.tensor(f"{name}.weight", (outputs, inputs)))
+
+
+def load_stacked_linear(
+    source: WeightSource, parts: Sequence[tuple[str, int]], inputs: int
+) -> StackedLinear:
+    """`name`.weight [outputs, inputs] of each (name, outputs), in this order; none of 0 outputs."""
+    outputs = [count for _, count in parts]
+    weight = torch.empty(sum(outputs), inputs, dtype=source.dtype, device=source.device)
+    for (name, count), rows in zip(parts, weight.split(outputs), strict=True):
+        if count:
+            rows.copy_(source.tensor(f"{name}.weight", (count, inputs)))
+    return StackedLinear(Linear(weight), tuple(outputs))
 
 
 def load_wide_linear(source: WeightSource, name: str, outputs: int, inputs: int) -> Linear:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from freewheel import ops
 from freewheel.nn.history import HISTORY, LATENT
 from freewheel.nn.indexer import Indexer, load_indexer
-from freewheel.nn.linear import Linear, load_linear
+from freewheel.nn.linear import Linear, StackedLinear, load_linear, load_stacked_linear
 from freewheel.nn.norm_rope import Norm, load_norm
 from freewheel.nn.source import WeightSource
 from freewheel.spec.model import AttentionSpec, DsaSpec
@@ -28,11 +27,10 @@ class SparseMla:
 
     spec: AttentionSpec
     layer: int
-    q_a: Linear  # [q_lora, H]
-    q_a_norm: Norm
-    q_b: Linear  # [heads * (nope + rope), q_lora]
-    kv_a: Linear  # [kv_lora + rope, H]
-    kv_a_norm: Norm
+    down: StackedLinear  # [q_lora + Di + kv_lora + rope, H], Di of the index keys or 0
+    query_norm: Norm
+    latent_norm: Norm
+    up: StackedLinear  # [Hi * Di + heads * (nope + rope), q_lora], Hi * Di of the indexer or 0
     key_up: Tensor  # float [heads, nope, kv_lora]
     value_up: Tensor  # float [heads, kv_lora, value]
     output: Linear  # [H, heads * value]
@@ -46,64 +44,70 @@ class SparseMla:
 
         `slots`: the picks of the nearest full layer below; used if this layer has no indexer.
         """
-        q_latent = self.q_a_norm(self.q_a(x))  # [B, W, q_lora]
-        latent = self._store(x, view, cache)
+        spec, latent = self.spec, cache.layer(LATENT, self.layer)  # [n_pages, page_size, D]
+        index_key, index_query, query = self.project(x, latent, view)
         if self.indexer is not None:
-            slots = self.indexer.select(x, q_latent, view, cache)
+            slots = self.indexer.select(x, index_key, index_query, view, cache)
         assert slots is not None, "a layer without an indexer stands above one that has"
-        query = self._absorbed_query(q_latent, view)  # [B, W, heads, kv_lora + rope]
-        mixed = ops.sparse_mla(query, latent, slots, self.spec.scale, self.spec.kv_lora_rank)
-        values = torch.einsum("bwhc,hcv->bwhv", mixed, self.value_up)
-        return self.output(values.flatten(2)), slots
+        query = query.unflatten(-1, (spec.heads, spec.query_dim))
+        query = ops.absorb_query(
+            query, self.key_up, view.positions, self.rope_table, spec.interleaved
+        )  # [B, W, heads, kv_lora + rope]
+        mixed = ops.sparse_mla(query, latent, slots, spec.scale, spec.kv_lora_rank)
+        return self.output(ops.expand_values(mixed, self.value_up)), slots
 
-    def _store(self, x: Tensor, view: StepView, cache: CachePool) -> Tensor:
-        """Write the latents of x [B, W, H]; returns the layer's cache [n_pages, page_size, D]."""
-        latent = cache.layer(LATENT, self.layer)
-        ops.store_latent(
+    def project(self, x: Tensor, latent: Tensor, view: StepView) -> tuple[Tensor, Tensor, Tensor]:
+        """Store the latents of x [B, W, H] in `latent`; returns what else is made of x.
+
+        Index keys [B, W, Di] and queries [B, W, Hi * Di], of no columns without an indexer, and
+        queries [B, W, heads * (nope + rope)], as they are projected.
+        """
+        query, index_key, compressed = self.down(x)
+        query = ops.norm_latents(
             latent,
-            self.kv_a(x),
-            self.kv_a_norm.weight,
-            self.kv_a_norm.eps,
+            query,
+            self.query_norm.weight,
+            compressed,
+            self.latent_norm.weight,
+            self.spec.latent_norm_eps,
             view.positions,
             self.rope_table,
             self.spec.interleaved,
             view.write_slots[HISTORY],
-        )
-        return latent
-
-    def _absorbed_query(self, q_latent: Tensor, view: StepView) -> Tensor:
-        """[B, W, heads, kv_lora + rope] of q_latent [B, W, q_lora]."""
-        spec = self.spec
-        query = self.q_b(q_latent).unflatten(-1, (spec.heads, spec.query_dim))
-        nope, rope = query.split((spec.nope_dim, spec.rope_dim), dim=-1)
-        rotated = ops.rope(rope, view.positions, self.rope_table, 0, spec.interleaved)
-        absorbed = torch.einsum("bwhn,hnc->bwhc", nope, self.key_up)
-        return torch.cat((absorbed, rotated), dim=-1)
+        )  # [B, W, q_lora]
+        index_query, query = self.up(query)
+        return index_key, index_query, query
 
 
 def load_mla(
     source: WeightSource, spec: DsaSpec, name: str, layer: int, full: bool, table: Tensor
 ) -> SparseMla:
     """The attention stored under `name`, of model layer `layer`; `full`: with its own indexer."""
-    own = spec.attention
-    width, eps = spec.hidden_size, own.latent_norm_eps
-    key_up, value_up = _split_kv_b(source, own, name)
+    own, index, eps = spec.attention, spec.indexer, spec.attention.latent_norm_eps
+    indexer, key, query = None, 0, 0
     if full:
         indexer = load_indexer(source, spec, f"{name}.indexer", layer, table)
+        key, query = index.dim, index.heads * index.dim
     else:
-        indexer = None
         source.skip(f"{name}.indexer.*", "this layer attends to the picks of a layer below")
+    key_up, value_up = _split_kv_b(source, own, name)
+    # Rows of 128 begin at every part but behind the last, for weights scaled in blocks of 128.
+    down = (
+        (f"{name}.q_a_proj", own.q_lora_rank),
+        (f"{name}.indexer.wk", key),
+        (f"{name}.kv_a_proj_with_mqa", own.latent_width),
+    )
+    up = ((f"{name}.indexer.wq_b", query), (f"{name}.q_b_proj", own.heads * own.query_dim))
     return SparseMla(
         spec=own,
         layer=layer,
-        q_a=load_linear(source, f"{name}.q_a_proj", own.q_lora_rank, width),
-        q_a_norm=load_norm(source, f"{name}.q_a_layernorm", own.q_lora_rank, eps),
-        q_b=load_linear(source, f"{name}.q_b_proj", own.heads * own.query_dim, own.q_lora_rank),
-        kv_a=load_linear(source, f"{name}.kv_a_proj_with_mqa", own.latent_width, width),
-        kv_a_norm=load_norm(source, f"{name}.kv_a_layernorm", own.kv_lora_rank, eps),
+        down=load_stacked_linear(source, down, spec.hidden_size),
+        query_norm=load_norm(source, f"{name}.q_a_layernorm", own.q_lora_rank, eps),
+        latent_norm=load_norm(source, f"{name}.kv_a_layernorm", own.kv_lora_rank, eps),
+        up=load_stacked_linear(source, up, own.q_lora_rank),
         key_up=key_up,
         value_up=value_up,
-        output=load_linear(source, f"{name}.o_proj", width, own.heads * own.value_dim),
+        output=load_linear(source, f"{name}.o_proj", spec.hidden_size, own.heads * own.value_dim),
         indexer=indexer,
         rope_table=table,
     )

@@ -47,6 +47,7 @@ from freewheel.ops.dense import (
     silu_mul,
 )
 from freewheel.ops.hyper import hyper_close, hyper_collapse, hyper_open
+from freewheel.ops.latents import absorb_query, expand_values, index_queries, norm_latents
 from freewheel.ops.linear import wide_linear
 from freewheel.ops.registry import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 from freewheel.ops.sinks import sink_attention
@@ -54,6 +55,7 @@ from freewheel.ops.sinks import sink_attention
 __all__ = [
     "IMPLEMENTATIONS",
     "SPECIFICATIONS",
+    "absorb_query",
     "add_rms_norm",
     "apply_inbox",
     "choose",
@@ -63,14 +65,17 @@ __all__ = [
     "compress",
     "cpu",
     "entry_slots",
+    "expand_values",
     "grouped_experts",
     "hyper_close",
     "hyper_collapse",
     "hyper_open",
     "index_logits",
+    "index_queries",
     "layer_norm",
     "load_kernels",
     "lookup",
+    "norm_latents",
     "open_query",
     "open_round",
     "open_step",

@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Faster bodies for one CPU thread. Like kernels, they may read lengths and skip what is dead."""
 
-from freewheel.ops.cpu import attention, cache, choosing, clamped, compressed, dense, hyper, sinks
+from freewheel.ops.cpu import (
+    attention,
+    cache,
+    choosing,
+    clamped,
+    compressed,
+    dense,
+    hyper,
+    latents,
+    sinks,
+)
 
 __all__ = [
     "attention",
@@ -11,5 +21,6 @@ __all__ = [
     "compressed",
     "dense",
     "hyper",
+    "latents",
     "sinks",
 ]

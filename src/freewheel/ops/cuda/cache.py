@@ -12,7 +12,7 @@ from freewheel.ops.registry import SPECIFICATIONS, implement
 
 
 @triton.jit
-def _turn(first, second, table, position, pair, live, SPAN: tl.constexpr):
+def turn(first, second, table, position, pair, live, SPAN: tl.constexpr):
     """The two halves of rotated pairs, float32."""
     angles = table + position.to(tl.int64) * SPAN
     cos = tl.load(angles + pair, mask=live, other=0)
@@ -21,15 +21,13 @@ def _turn(first, second, table, position, pair, live, SPAN: tl.constexpr):
 
 
 @triton.jit
-def _store_latent(
-    cache, compressed, weight, positions, table, slots, eps,
+def latent_row(
+    source, target, weight, position, table, eps,
     RANK: tl.constexpr, SPAN: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    source = compressed + token * (RANK + SPAN)
-    target = cache + tl.load(slots + token) * (RANK + SPAN)
-    kind = cache.dtype.element_ty
+    """Norm, rotate and store one token's latent."""
+    kind = target.dtype.element_ty
     lane = tl.arange(0, BLOCK)
     inside = lane < RANK
     value = tl.load(source + lane, mask=inside, other=0).to(tl.float32)
@@ -43,9 +41,22 @@ def _store_latent(
     second_at = first_at + (1 if INTERLEAVED else SPAN // 2)
     first = tl.load(source + first_at, mask=live, other=0).to(tl.float32)
     second = tl.load(source + second_at, mask=live, other=0).to(tl.float32)
-    low, high = _turn(first, second, table, tl.load(positions + token), pair, live, SPAN)
+    low, high = turn(first, second, table, position, pair, live, SPAN)
     tl.store(target + RANK + pair, low.to(kind), mask=live)
     tl.store(target + RANK + SPAN // 2 + pair, high.to(kind), mask=live)
+
+
+@triton.jit
+def _store_latent(
+    cache, compressed, weight, positions, table, slots, eps,
+    RANK: tl.constexpr, SPAN: tl.constexpr, INTERLEAVED: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    source = compressed + token * (RANK + SPAN)
+    target = cache + tl.load(slots + token) * (RANK + SPAN)
+    position = tl.load(positions + token)
+    latent_row(source, target, weight, position, table, eps, RANK, SPAN, INTERLEAVED, BLOCK, HALF)
 
 
 @implement("store_latent", "cuda")
@@ -72,15 +83,13 @@ def store_latent(
 
 
 @triton.jit
-def _store_index_key(
-    cache, key, weight, bias, positions, table, slots, eps,
+def index_key_row(
+    source, target, weight, bias, position, table, eps,
     DIM: tl.constexpr, SPAN: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    source = key + token * DIM
-    target = cache + tl.load(slots + token) * DIM
-    kind = cache.dtype.element_ty
+    """Norm, rotate and store one token's index key."""
+    kind = target.dtype.element_ty
     lane = tl.arange(0, BLOCK)
     inside = lane < DIM
     value = tl.load(source + lane, mask=inside, other=0).to(tl.float32)
@@ -102,9 +111,23 @@ def _store_index_key(
     second = second * tl.load(weight + second_at, mask=live, other=0).to(tl.float32)
     first += tl.load(bias + first_at, mask=live, other=0).to(tl.float32)
     second += tl.load(bias + second_at, mask=live, other=0).to(tl.float32)
-    low, high = _turn(first, second, table, tl.load(positions + token), pair, live, SPAN)
+    low, high = turn(first, second, table, position, pair, live, SPAN)
     tl.store(target + pair, low.to(kind), mask=live)
     tl.store(target + SPAN // 2 + pair, high.to(kind), mask=live)
+
+
+@triton.jit
+def _store_index_key(
+    cache, key, weight, bias, positions, table, slots, eps,
+    DIM: tl.constexpr, SPAN: tl.constexpr, INTERLEAVED: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    source, target = key + token * DIM, cache + tl.load(slots + token) * DIM
+    position = tl.load(positions + token)
+    index_key_row(
+        source, target, weight, bias, position, table, eps, DIM, SPAN, INTERLEAVED, BLOCK, HALF
+    )
 
 
 @implement("store_index_key", "cuda")
