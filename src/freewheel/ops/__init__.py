@@ -19,6 +19,12 @@ from freewheel.ops.clamped import (
     route_best,
     route_by_token,
 )
+from freewheel.ops.codecs import (
+    dequantise_blocks,
+    dequantise_mxfp4,
+    quantise_blocks,
+    quantise_mxfp4,
+)
 from freewheel.ops.compressed import (
     compress,
     entry_slots,
@@ -49,6 +55,7 @@ from freewheel.ops.dense import (
 from freewheel.ops.hyper import hyper_close, hyper_collapse, hyper_open
 from freewheel.ops.latents import absorb_query, expand_values, index_queries, norm_latents
 from freewheel.ops.linear import wide_linear
+from freewheel.ops.quantised import block_experts, block_linear, mxfp4_experts
 from freewheel.ops.registry import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 from freewheel.ops.sinks import sink_attention
 
@@ -58,12 +65,16 @@ __all__ = [
     "absorb_query",
     "add_rms_norm",
     "apply_inbox",
+    "block_experts",
+    "block_linear",
     "choose",
     "clamped_experts",
     "clamped_silu_mul",
     "commit",
     "compress",
     "cpu",
+    "dequantise_blocks",
+    "dequantise_mxfp4",
     "entry_slots",
     "expand_values",
     "grouped_experts",
@@ -75,11 +86,14 @@ __all__ = [
     "layer_norm",
     "load_kernels",
     "lookup",
+    "mxfp4_experts",
     "norm_latents",
     "open_query",
     "open_round",
     "open_step",
     "plan_closings",
+    "quantise_blocks",
+    "quantise_mxfp4",
     "rms_norm",
     "rope",
     "rope_tail",

@@ -10,6 +10,7 @@ from freewheel.ops.cpu import (
     dense,
     hyper,
     latents,
+    quantised,
     sinks,
 )
 
@@ -22,5 +23,6 @@ __all__ = [
     "dense",
     "hyper",
     "latents",
+    "quantised",
     "sinks",
 ]
