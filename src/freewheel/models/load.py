@@ -13,11 +13,13 @@ from torch import Tensor
 from freewheel.errors import CheckpointError, UnsupportedModel
 from freewheel.models.accounting import check_tensors
 from freewheel.models.base import DraftHead, Model
+from freewheel.models.catalogue import Catalogue
 from freewheel.models.deepseek_v4 import load_deepseek_v4
 from freewheel.models.deepseek_v32 import load_deepseek_v32
 from freewheel.models.folder import ModelFolder
 from freewheel.models.glm5 import load_glm5
-from freewheel.models.weights import Catalogue, Progress, SafetensorsSource, stored_bytes
+from freewheel.models.quantised import compare_with_config
+from freewheel.models.weights import Progress, SafetensorsSource
 from freewheel.nn import WeightSource, held_tensors
 from freewheel.spec.model import ModelSpec
 
@@ -87,7 +89,8 @@ def load_folder(
     catalogue = Catalogue(folder.tensors, dtype)
     load_model(folder.spec, catalogue, positions=positions, mtp=mtp)
     notes = check_tensors(folder, catalogue, mtp and folder.spec.mtp is not None)
-    total = sum(stored_bytes(folder.tensors[name]) for name in catalogue.wanted)
+    notes = (*notes, *compare_with_config(folder, catalogue))
+    total = sum(folder.tensors[name].size for name in catalogue.wanted)
     with SafetensorsSource(folder.tensors, dtype, device, progress, total) as source:
         model, head = load_model(folder.spec, source, positions=positions, mtp=mtp)
         shared = {name: why for name, why in source.skipped.items() if name in catalogue.wanted}

@@ -15,6 +15,7 @@ from freewheel.models import Catalogue, ModelFolder, load_folder, load_model, op
 from freewheel.models.accounting import check_tensors
 from freewheel.models.base import DraftHead, Model
 from freewheel.models.load import has_mtp_weights
+from freewheel.models.storage import Storage
 from freewheel.ops import load_kernels
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.memory import Sizes, plan_memory
@@ -111,11 +112,16 @@ def build(
 
 @dataclass(frozen=True)
 class Sketch:
-    """A model without memory, and the names and shapes of the tensors that it asked for."""
+    """A model without memory, and what it asked for.
+
+    `parameters`: how many numbers. `storages`: how each weight that may be quantised is stored, and
+    what it is held as.
+    """
 
     model: Model
     head: DraftHead | None
-    wanted: Mapping[str, tuple[int, ...]]
+    parameters: int
+    storages: Mapping[str, tuple[Storage, str]]
 
 
 def sketch(config: EngineConfig, folder: ModelFolder, drafter: str, dtype: str) -> Sketch:
@@ -124,7 +130,7 @@ def sketch(config: EngineConfig, folder: ModelFolder, drafter: str, dtype: str) 
     positions, mtp = config.context_len or folder.spec.max_positions, drafter == "mtp"
     model, head = load_model(folder.spec, catalogue, positions=positions, mtp=mtp)
     check_tensors(folder, catalogue, mtp)
-    return Sketch(model, head, catalogue.wanted)
+    return Sketch(model, head, catalogue.parameters, catalogue.storages)
 
 
 def resolve_drafter(config: EngineConfig, folder: ModelFolder, decisions: Decisions) -> str:

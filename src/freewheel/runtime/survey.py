@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from freewheel.config import Decision, Decisions, EngineConfig, find_model
@@ -60,7 +59,7 @@ def survey(config: EngineConfig) -> Survey:
     weights = sum(t.numel() * t.element_size() for t in held_tensors(found.model, found.head))
     return Survey(
         spec=folder.spec,
-        parameters=sum(math.prod(shape) for shape in found.wanted.values()),
+        parameters=found.parameters,
         dtype=dtype,
         groups=groups,
         sizes=sizes,
