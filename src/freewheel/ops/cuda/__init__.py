@@ -17,6 +17,8 @@ from freewheel.ops.cuda import (
     indexing,
     latents,
     linear,
+    quantised,
+    quantised_experts,
     rounds,
     selection,
 )
@@ -30,6 +32,8 @@ __all__ = [
     "indexing",
     "latents",
     "linear",
+    "quantised",
+    "quantised_experts",
     "rounds",
     "selection",
 ]
