@@ -93,6 +93,18 @@ def test_fp8_experts_agree(
 
 
 @DTYPES
+@pytest.mark.parametrize("limit", [None, 0.4])
+@pytest.mark.parametrize("tokens", [1, 4, 20, 60])
+@pytest.mark.parametrize(("inner", "hidden"), [(128, 512), (32, 224)])
+def test_mxfp4_experts_agree(
+    inner: int, hidden: int, tokens: int, limit: float | None, dtype: torch.dtype
+) -> None:
+    """Tiles of 8, 16 and 32 tokens."""
+    of = Sizes(1, tokens, tokens, dtype)
+    check("mxfp4_experts", expert_arguments("mxfp4_experts", of, 6, inner, hidden, 3, limit))
+
+
+@DTYPES
 @pytest.mark.parametrize("tokens", [12, 30, 90])
 def test_fp8_experts_agree_when_many_tokens_choose_the_same(
     tokens: int, dtype: torch.dtype

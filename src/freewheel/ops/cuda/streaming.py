@@ -43,17 +43,16 @@ def widen_fp8(codes, ASM: tl.constexpr):
             is_pure=True,
             pack=4,
         )
-    wide = codes.to(tl.uint32)
-    bits = ((wide & 0x80) << 24) | ((wide & 0x7F) << 20)
-    return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+    else:
+        wide = codes.to(tl.uint32)
+        bits = ((wide & 0x80) << 24) | ((wide & 0x7F) << 20)
+        return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
 
 
 @triton.jit
 def operand(x, ASM: tl.constexpr):
     """Activations in the dtype that `widen_fp8` gives."""
-    if ASM:
-        return x
-    return x.to(tl.float32)
+    return x if ASM else x.to(tl.float32)
 
 
 @triton.jit
