@@ -2,7 +2,7 @@
 """A mixture of experts over MXFP4 weights: tiles and launches are those of FP8 experts.
 
 A byte holds two neighbouring inputs, so low and high nibbles meet even and odd activations in two
-products and nothing is interleaved. A nibble becomes bfloat16 by table, exactly. The 32 inputs that
+products and nothing is interleaved. The 32 inputs that
 share a scale are one batch of the product, and its sum is scaled in float32.
 """
 
@@ -20,7 +20,7 @@ from freewheel.ops.cuda.quantised_experts import gate, list_tiles, sum_choices
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 GROUPS = 4
-"""Groups of 32 inputs that one warp takes at a time."""
+"""Groups of 32 inputs that one warp takes at a time: their scales are the bytes of one word."""
 
 
 class Tile(NamedTuple):
@@ -36,30 +36,35 @@ GATE_UP, DOWN = Tile(32, 4, 3), Tile(32, 2, 3)
 
 @triton.jit
 def widen_fp4(codes, ASM: tl.constexpr):
-    """uint8, two e2m1 a byte -> the low and the high ones, bfloat16 (float32 without ASM)."""
+    """uint8, two e2m1 a byte -> the low and the high ones, bfloat16 (float32 without ASM).
+
+    A nibble times 65 << 6 is its sign at bit 15 and its other bits where bfloat16 has the last of
+    its exponent and the first of its mantissa; what is left is a factor of 2^126.
+    """
     if ASM:
         return tl.inline_asm_elementwise(
             """
             {
-            .reg .b32 which, high, low, both, t;
-            and.b32 which, $4, 0x77777777;
-            prmt.b32 high, 0x3f3f3f00, 0x40404040, which;
-            prmt.b32 low, 0xc0800000, 0xc0804000, which;
-            prmt.b32 t, $4, 0, 0x1404;
-            prmt.b32 both, low, high, 0x7351;
-            lop3.b32 $2, both, t, 0x80008000, 0xf8;
-            shl.b32 t, t, 4;
-            prmt.b32 both, low, high, 0x6240;
-            lop3.b32 $0, both, t, 0x80008000, 0xf8;
-            shr.u32 which, which, 16;
-            prmt.b32 high, 0x3f3f3f00, 0x40404040, which;
-            prmt.b32 low, 0xc0800000, 0xc0804000, which;
-            prmt.b32 t, $4, 0, 0x3424;
-            prmt.b32 both, low, high, 0x7351;
-            lop3.b32 $3, both, t, 0x80008000, 0xf8;
-            shl.b32 t, t, 4;
-            prmt.b32 both, low, high, 0x6240;
-            lop3.b32 $1, both, t, 0x80008000, 0xf8;
+            .reg .b32 power, t, a, b;
+            mov.b32 power, 0x7e807e80;
+            prmt.b32 t, $4, 0, 0x4140;
+            and.b32 a, t, 0x000f000f;
+            and.b32 b, t, 0x00f000f0;
+            mul.lo.u32 a, a, 4160;
+            mul.lo.u32 b, b, 260;
+            and.b32 a, a, 0x81c081c0;
+            and.b32 b, b, 0x81c081c0;
+            mul.rn.bf16x2 $0, a, power;
+            mul.rn.bf16x2 $2, b, power;
+            prmt.b32 t, $4, 0, 0x4342;
+            and.b32 a, t, 0x000f000f;
+            and.b32 b, t, 0x00f000f0;
+            mul.lo.u32 a, a, 4160;
+            mul.lo.u32 b, b, 260;
+            and.b32 a, a, 0x81c081c0;
+            and.b32 b, b, 0x81c081c0;
+            mul.rn.bf16x2 $1, a, power;
+            mul.rn.bf16x2 $3, b, power;
             }
             """,
             "=&r,=&r,=&r,=&r,r",
@@ -96,7 +101,7 @@ def pairs_at(x, at, mask, ASM: tl.constexpr):
 @triton.jit
 def decode_scale(code):
     """float32 2^(code - 127) of E8M0 codes; infinity for the code of NaN, which no weight has."""
-    return tl.maximum(code.to(tl.int32) << 23, 1 << 22).to(tl.float32, bitcast=True)
+    return tl.maximum((code.to(tl.int32) & 0xFF) << 23, 1 << 22).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -110,17 +115,21 @@ def few_tokens_fp4(
     weight, scale [OUTPUTS]: pointers to the first byte of a row. x [TOKENS]: to its first word of
     two bfloat16 with ASM, else to its first element. EVEN: 32 * SLICES * GROUPS divides K.
     """
-    batch: tl.constexpr = SLICES * GROUPS
+    batch: tl.constexpr = SLICES * GROUPS  # products side by side, each of 32 inputs
     group, byte = tl.arange(0, batch), tl.arange(0, 16)
     place = group[:, None] * 16 + byte[None, :]
     codes_at = weight[None, :, None] + place[:, None, :]
     scale_at = scale[None, :] + group[:, None]
+    words_at = scale.to(tl.pointer_type(tl.int32), bitcast=True)[None, :]
+    words_at += tl.arange(0, SLICES)[:, None]
     total = tl.zeros((batch, OUTPUTS, TOKENS), tl.float32)
     for at in tl.range(0, K // 32, batch, num_stages=STAGES):
         lanes = live[None, None, :]
         if EVEN:
             codes = tl.load(codes_at + at * 16)
-            factor = tl.load(scale_at + at)
+            words = tl.load(words_at + at // GROUPS)  # a byte a group
+            spread = tl.broadcast_to(words[:, None, :], (SLICES, GROUPS, OUTPUTS))
+            factor = spread.reshape((batch, OUTPUTS)) >> (group % GROUPS * 8)[:, None]
         else:
             inside = at + group < K // 32
             lanes = lanes & inside[:, None, None]

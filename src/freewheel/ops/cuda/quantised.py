@@ -62,15 +62,16 @@ def _few(
 def _many(
     x, weight, scale, out, M, N, K, BLOCK_N,
     OUTPUTS: tl.constexpr, TOKENS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, ASM: tl.constexpr,
+    ONE_SCALE: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.minimum(n, N - 1)
-    scale_row = scale + row // BLOCK_N * tl.cdiv(K, STEP)
+    first = tl.program_id(1) * OUTPUTS if ONE_SCALE else row
+    scale_row = scale + first // BLOCK_N * tl.cdiv(K, STEP)
     total = many_tokens(
         weight + row.to(tl.int64) * K, x + m.to(tl.int64) * K, m < M, scale_row, K,
-        OUTPUTS, TOKENS, STEP, STAGES, EVEN, ASM,
+        OUTPUTS, TOKENS, STEP, STAGES, ONE_SCALE, EVEN, ASM,
     )  # fmt: skip
     target = out + m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
@@ -120,5 +121,6 @@ def _launch_many(args: tuple[Tensor | int, ...], step: int) -> None:
     rows = min(rows, max(32, triton.next_power_of_2(tokens)))
     _many[(triton.cdiv(tokens, rows), triton.cdiv(outputs, columns))](
         *args, OUTPUTS=columns, TOKENS=rows, STEP=step, STAGES=3 if fast else 2,
-        EVEN=inputs % step == 0, ASM=fast, num_warps=8 if rows == 128 else 4,
+        ONE_SCALE=int(args[7]) % columns == 0, EVEN=inputs % step == 0, ASM=fast,
+        num_warps=8 if rows == 128 else 4,
     )  # fmt: skip

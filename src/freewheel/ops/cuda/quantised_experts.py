@@ -17,11 +17,14 @@ import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.quantised import uses_matrix_units
-from freewheel.ops.cuda.streaming import few_tokens, many_tokens
+from freewheel.ops.cuda.streaming import few_tokens, many_tokens, operand, widen_fp8
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 STEP = 128
 """Rows and inputs that one scale covers."""
+
+SHORT, ROUNDS = 4, 8
+"""Blocks of inputs that a down projection takes at once, and then how many tiles of outputs."""
 
 
 class Tile(NamedTuple):
@@ -41,8 +44,8 @@ class Shape(NamedTuple):
     down: Tile
 
 
-FEW = Shape(8, Tile(32, 4, 4, 3), Tile(64, 2, 2, 2))
-SOME = Shape(16, Tile(32, 4, 4, 3), Tile(32, 2, 2, 2))
+FEW = Shape(8, Tile(32, 2, 2, 4), Tile(32, 4, 4, 3))
+SOME = Shape(16, Tile(32, 2, 2, 3), Tile(32, 4, 4, 3))
 MANY = Shape(64, Tile(128, 4, 0, 3), Tile(128, 4, 0, 2))
 MANY_FLOAT32 = Shape(32, Tile(32, 4, 0, 2), Tile(32, 4, 0, 2))
 
@@ -126,8 +129,9 @@ def _gate_up(
             mask = live[None, :] & (at < INNER)[:, None]
         else:
             total = many_tokens(
-                weight_row, x_row, live, scale_row, H, OUTPUTS, TOKENS, STEP, STAGES, EVEN, ASM
-            )
+                weight_row, x_row, live, scale_row, H,
+                OUTPUTS, TOKENS, STEP, STAGES, False, EVEN, ASM,
+            )  # fmt: skip
             gate_value, up_value = tl.split(total.reshape((TOKENS, OUTPUTS // 2, 2)))
             target = inner + pair.to(tl.int64)[:, None] * INNER + at[None, :]
             mask = live[:, None] & (at < INNER)[None, :]
@@ -164,13 +168,55 @@ def _down(
         else:
             total = many_tokens(
                 weight_row, inner + pair * INNER, live, scale_row, INNER,
-                OUTPUTS, TOKENS, STEP, STAGES, EVEN, ASM,
+                OUTPUTS, TOKENS, STEP, STAGES, False, EVEN, ASM,
             )  # fmt: skip
             target, mask = (
                 parts + pair[:, None] * H + at[None, :],
                 live[:, None] & (at < H)[None, :],
             )
             tl.store(target, total * share[:, None], mask=mask)
+
+
+@triton.jit
+def _down_short(
+    inner, weight, scale, experts, lanes, shares, parts, H, INNER,
+    TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr, ROUNDS: tl.constexpr,
+    STAGES: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """As `_down` for at most STEP * SLICES inputs: the next outputs' weights come in meanwhile."""
+    tile = tl.program_id(1)
+    expert = tl.load(experts + tile).to(tl.int64)
+    pair = tl.load(lanes + tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    if expert >= 0:
+        live = pair >= 0
+        k, part = tl.arange(0, STEP), tl.arange(0, SLICES)
+        place = part[:, None] * STEP + k[None, :]
+        inside = place < INNER
+        source = inner + pair[None, None, :] * INNER + place[:, :, None]
+        value = tl.load(source, mask=inside[:, :, None] & live[None, None, :], other=0)
+        share = tl.load(shares + pair, mask=live, other=0).to(tl.float32)
+        first = tl.program_id(0) * ROUNDS * OUTPUTS + tl.arange(0, OUTPUTS)
+        codes_at = weight + expert * H * INNER + place[:, None, :]
+        columns = tl.cdiv(INNER, STEP)
+        scale_at = scale + expert * tl.cdiv(H, STEP) * columns + part[:, None]
+        for nth in tl.range(0, ROUNDS, num_stages=STAGES):
+            at = first + nth * OUTPUTS
+            n = tl.minimum(at, H - 1)
+            if EVEN:
+                codes = tl.load(codes_at + (n * INNER)[None, :, None])
+                factor = tl.load(scale_at + (n // STEP * columns)[None, :])
+            else:
+                codes = tl.load(
+                    codes_at + (n * INNER)[None, :, None], mask=inside[:, None, :], other=0
+                )
+                factor = tl.load(
+                    scale_at + (n // STEP * columns)[None, :], mask=(part < columns)[:, None],
+                    other=0,
+                )  # fmt: skip
+            both = tl.dot(widen_fp8(codes, ASM), operand(value, ASM), input_precision="ieee")
+            total = tl.sum(both * factor[:, :, None], 0) * share[None, :]
+            target = parts + pair[None, :] * H + at[:, None]
+            tl.store(target, total, mask=live[None, :] & (at < H)[:, None])
 
 
 @triton.jit
@@ -242,10 +288,18 @@ def block_experts(
         EVEN=hidden % (STEP * max(1, up.slices)) == 0, CLAMP=limit is not None, ASM=fast,
         num_warps=up.warps,
     )  # fmt: skip
-    _down[(triton.cdiv(hidden, low.outputs), tiles)](
-        inner, down.view(torch.uint8), down_scale, *plan, weights, parts, hidden, width,
-        TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=low.slices, STAGES=low.stages, STEP=STEP,
-        EVEN=width % (STEP * max(1, low.slices)) == 0, ASM=fast, num_warps=low.warps,
-    )  # fmt: skip
+    rest = (inner, down.view(torch.uint8), down_scale, *plan, weights, parts, hidden, width)
+    blocks = triton.next_power_of_2(triton.cdiv(width, STEP))
+    if low.slices and blocks <= SHORT:
+        _down_short[(triton.cdiv(hidden, low.outputs * ROUNDS), tiles)](
+            *rest, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=blocks, ROUNDS=ROUNDS,
+            STAGES=low.stages, STEP=STEP, EVEN=width == blocks * STEP, ASM=fast, num_warps=1,
+        )  # fmt: skip
+    else:
+        _down[(triton.cdiv(hidden, low.outputs), tiles)](
+            *rest, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=low.slices,
+            STAGES=low.stages, STEP=STEP, EVEN=width % (STEP * max(1, low.slices)) == 0, ASM=fast,
+            num_warps=low.warps,
+        )  # fmt: skip
     sum_choices(parts, out, top_k)
     return out

@@ -72,20 +72,18 @@ def few_tokens(
     x_at = x[None, None, :] + place[:, :, None]
     scale_at = scale[None, :] + part[:, None]
     total = tl.zeros((SLICES, OUTPUTS, TOKENS), tl.float32)
-    factor = tl.load(scale_at, mask=(part * STEP < K)[:, None], other=0)
     for at in tl.range(0, K, STEP * SLICES, num_stages=STAGES):
         if EVEN:
             codes = tl.load(codes_at + at)
             value = tl.load(x_at + at, mask=live[None, None, :], other=0)
+            factor = tl.load(scale_at + at // STEP)
         else:
             inside = at + place < K
             codes = tl.load(codes_at + at, mask=inside[:, None, :], other=0)
             value = tl.load(x_at + at, mask=inside[:, :, None] & live[None, None, :], other=0)
-        now = factor
-        after = at + STEP * SLICES
-        factor = tl.load(scale_at + after // STEP, mask=(after + part * STEP < K)[:, None], other=0)
+            factor = tl.load(scale_at + at // STEP, mask=(at + part * STEP < K)[:, None], other=0)
         both = tl.dot(widen_fp8(codes, ASM), operand(value, ASM), input_precision="ieee")
-        total += both * now[:, :, None]
+        total += both * factor[:, :, None]
     return tl.sum(total, 0)
 
 
@@ -93,14 +91,16 @@ def few_tokens(
 def many_tokens(
     weight, x, live, scale, K,
     OUTPUTS: tl.constexpr, TOKENS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, ASM: tl.constexpr,
+    ONE_SCALE: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """float32 [TOKENS, OUTPUTS], else as `few_tokens` with one slice."""
+    """float32 [TOKENS, OUTPUTS], else as `few_tokens` with one slice.
+
+    ONE_SCALE: all outputs lie in the same blocks, and `scale` is one pointer.
+    """
     k = tl.arange(0, STEP)
     codes_at = weight[None, :] + k[:, None]
     x_at = x[:, None] + k[None, :]
     total = tl.zeros((TOKENS, OUTPUTS), tl.float32)
-    factor = tl.load(scale)
     for at in tl.range(0, K, STEP, num_stages=STAGES):
         if EVEN:
             codes = tl.load(codes_at + at)
@@ -109,8 +109,10 @@ def many_tokens(
             inside = at + k < K
             codes = tl.load(codes_at + at, mask=inside[:, None], other=0)
             value = tl.load(x_at + at, mask=inside[None, :] & live[:, None], other=0)
-        now = factor
-        factor = tl.load(scale + (at // STEP + 1), mask=at + STEP < K, other=0)
+        factor = tl.load(scale + at // STEP)
         both = tl.dot(operand(value, ASM), widen_fp8(codes, ASM), input_precision="ieee")
-        total += both * now[None, :]
+        if ONE_SCALE:
+            total += both * factor
+        else:
+            total += both * factor[None, :]
     return total
