@@ -29,7 +29,7 @@ def check_tensors(folder: ModelFolder, wanted: Catalogue, mtp: bool) -> tuple[st
     _refuse_mtp_without_indexer(folder, missing, mtp)
     found = {n: (folder.tensors[n], s) for n, s in wanted.wanted.items() if n in folder.tensors}
     complaints = [
-        *_complain("missing", [f"{n} {list(wanted.wanted[n].shape)}" for n in missing]),
+        *_complain("missing", wanted.missing()),
         *_complain("not part of the model", [_place(folder.tensors, n) for n in surplus]),
         *_complain("of another shape", _wrong_shapes(found)),
         *_complain("of an unsupported dtype", _wrong_dtypes(found)),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from freewheel.errors import CheckpointError
+from freewheel.errors import CheckpointError, UnsupportedModel
 from freewheel.models.header import StoredTensor
 from freewheel.models.storage import (
     WHOLE,
@@ -44,6 +44,11 @@ class Catalogue:
         self.parameters = 0
         self.skipped: dict[str, str] = {}
 
+    def missing(self) -> list[str]:
+        """What was asked for and is not stored, with its shape."""
+        absent = sorted(self.wanted.keys() - self._stored.keys())
+        return [f"{name} {list(self.wanted[name].shape)}" for name in absent]
+
     def has(self, name: str) -> bool:
         return name in self._stored
 
@@ -66,9 +71,9 @@ class Catalogue:
         found = self._find(name, shape)
         own = self._held(found)
         if self.has(name) and own.storage != target.storage:
-            raise CheckpointError(
-                f"{self._place(name)}: stored as {own.storage}, and the first of the experts with "
-                f"which it is joined as {target.storage}"
+            raise UnsupportedModel(
+                f"{self._place(name)}: stored as {self._stored[name].dtype}, and the first of the "
+                f"experts with which it is joined as {target.storage}; they must be stored alike"
             )
         self.storages[name] = (found, own.storage)
 
@@ -96,7 +101,7 @@ class Catalogue:
                 return PlainMatrix(self._empty(found.shape, self.dtype))
             case BlockStorage():
                 values = self._empty(found.shape, torch.float8_e4m3fn)
-                return BlockMatrix(values, self._empty(found.grid, torch.float32), found.block)
+                return BlockMatrix(values, self._empty(found.grid, torch.float32))
             case PackedStorage():
                 values = self._empty(found.bytes_shape, torch.uint8)
                 return PackedMatrix(values, self._empty(found.grid, torch.uint8))

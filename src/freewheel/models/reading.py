@@ -79,6 +79,19 @@ def seen_as(raw: Tensor, stored: StoredTensor) -> Tensor:
     return raw.view(dtype).view(shape)
 
 
+def seen_for(raw: Tensor, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
+    """As `seen_as`, so that copying to a tensor of `dtype` gives what is meant.
+
+    A byte that scales is a power of two wherever a number is asked for, and itself where a byte is.
+    """
+    found = seen_as(raw, stored)
+    if found.dtype == torch.float8_e8m0fnu and dtype == torch.uint8:
+        return found.view(torch.uint8)
+    if found.dtype == torch.uint8 and dtype.is_floating_point:
+        return found.view(torch.float8_e8m0fnu)
+    return found
+
+
 class Reader(Protocol):
     """Copies a stored tensor to where it shall lie, cast to the dtype there."""
 
@@ -94,7 +107,7 @@ class MappedReader:
         self._mapping = mapping
 
     def read(self, stored: StoredTensor, target: Tensor) -> None:
-        target.copy_(self._mapping.tensor(stored))
+        target.copy_(seen_for(self._mapping.bytes_of(stored), stored, target.dtype))
 
     def close(self) -> None:
         """The mapping is its owner's."""
@@ -154,13 +167,13 @@ class StagedReader:
         self._threads = ThreadPoolExecutor(READ_THREADS)
 
     def read(self, stored: StoredTensor, target: Tensor) -> None:
-        same = target.dtype == TYPES[stored.dtype] and target.is_contiguous()
-        if same and target.numel() * target.element_size() == stored.size:
+        bits = target.dtype in (TYPES[stored.dtype], torch.uint8)
+        if bits and target.is_contiguous() and target.nbytes == stored.size:
             self._copy(stored, target.view(-1).view(torch.uint8))
             return
         raw = torch.empty(stored.size, dtype=torch.uint8, device=target.device)
         self._copy(stored, raw)
-        target.copy_(seen_as(raw, stored))
+        target.copy_(seen_for(raw, stored, target.dtype))
 
     def close(self) -> None:
         for slot in self._slots:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a checkpoint stores one weight, as its files' headers tell, and which tensors that takes.
 
-The dtype in the header decides; config.json only says how large a block of FP8 is.
+The dtype in the header decides, whatever config.json says.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ POWERS = ("F8_E8M0", "U8")
 SCALES = (*FLOATS, "F8_E8M0", "U8")
 """Dtypes that can be read, by safetensors' names: of weights, tables of ids, FP8 weights, two e2m1
 a byte, powers of two (a byte each), and factors of blocks. A byte is never a factor itself."""
-
-BLOCKS = (BLOCK, BLOCK)
 
 SCALE_ENDINGS = ("_scale_inv", "_scale")
 """Behind a weight's name; all of them multiply, whatever they are called (DeepSeek-V3's readme)."""
@@ -54,12 +52,12 @@ class BlockStorage:
     name: str
     shape: tuple[int, ...]
     scale: str
-    block: tuple[int, int]
 
     @property
     def grid(self) -> tuple[int, ...]:
         """Shape of the factors."""
-        return _grid(self.shape, self.block)
+        rows, columns = -(-self.shape[-2] // BLOCK), -(-self.shape[-1] // BLOCK)
+        return (*self.shape[:-2], rows, columns)
 
     def wanted(self) -> dict[str, Wanted]:
         return {self.name: Wanted(self.shape, FP8), self.scale: Wanted(self.grid, SCALES)}
@@ -102,14 +100,12 @@ def find_storage(stored: Mapping[str, StoredTensor], name: str, shape: tuple[int
     Raises CheckpointError for packed numbers of which a scale's group would be cut.
     """
     found, scale = stored.get(name), _scale_name(stored, name)
-    factors = stored.get(scale)
-    if found is None and factors is not None:
-        return BlockStorage(name, shape, scale, _block_of(shape, factors.shape))
-    if found is None or found.dtype not in (*FP8, *PACKED):
-        return PlainStorage(name, shape)
+    if found is None:
+        return BlockStorage(name, shape, scale) if scale in stored else PlainStorage(name, shape)
     if found.dtype in FP8:
-        own = BLOCKS if factors is None else _block_of(shape, factors.shape)
-        return BlockStorage(name, shape, scale, own)
+        return BlockStorage(name, shape, scale)
+    if found.dtype not in PACKED:
+        return PlainStorage(name, shape)
     if shape[-1] % GROUP:
         raise CheckpointError(
             f"{name} (in {found.file.name}): {found.dtype} with {shape[-1]} inputs, which are no "
@@ -130,18 +126,3 @@ def scale_names(name: str) -> tuple[str, ...]:
 def _scale_name(stored: Mapping[str, StoredTensor], name: str) -> str:
     names = scale_names(name)
     return next((n for n in names if n in stored), names[0])
-
-
-def _grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
-    rows, columns = -(-shape[-2] // block[0]), -(-shape[-1] // block[1])
-    return (*shape[:-2], rows, columns)
-
-
-def _block_of(shape: tuple[int, ...], grid: tuple[int, ...]) -> tuple[int, int]:
-    """The usual block if it gives `grid`; else what divides the shape into that grid exactly."""
-    if grid == _grid(shape, BLOCKS) or len(grid) != len(shape) or 0 in grid:
-        return BLOCKS
-    ratio = (shape[-2] // grid[-2], shape[-1] // grid[-1])
-    power = all(size > 1 and size & (size - 1) == 0 for size in ratio)
-    exact = shape[-2:] == (ratio[0] * grid[-2], ratio[1] * grid[-1])
-    return ratio if power and exact and grid[:-2] == shape[:-2] else BLOCKS

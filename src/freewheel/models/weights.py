@@ -93,7 +93,7 @@ class SafetensorsSource:
             case BlockStorage() as found:
                 scale = self._empty(found.grid, torch.float32)
                 values = self._empty(shape, torch.float8_e4m3fn)
-                whole = BlockMatrix(values, scale, found.block)
+                whole = BlockMatrix(values, scale)
             case PackedStorage() as found:
                 scale = self._empty(found.grid, torch.uint8)
                 whole = PackedMatrix(self._empty(found.bytes_shape, torch.uint8), scale)

@@ -152,9 +152,9 @@ def _load_apart(
 
 def _check_halves(name: str, gate_up: Matrix, inner: int) -> None:
     """The scales of a joined tensor run over both halves: the second must begin a block."""
-    if isinstance(gate_up, BlockMatrix) and inner % gate_up.block[0]:
+    if isinstance(gate_up, BlockMatrix) and inner % BLOCK:
         raise UnsupportedModel(
-            f"{name}.gate_up_proj: a block of {gate_up.block[0]} rows lies across its two halves "
+            f"{name}.gate_up_proj: a block of {BLOCK} rows lies across its two halves "
             f"of {inner}; convert it to bf16"
         )
 
@@ -166,8 +166,6 @@ def _experts(name: str, gate_up: Matrix, down: Matrix, limit: float | None) -> E
                 return PlainExperts(gate_up.values, down.values)
             return ClampedExperts(gate_up.values, down.values, limit)
         case BlockMatrix(), BlockMatrix():
-            _check_blocks(name, gate_up)
-            _check_blocks(name, down)
             return BlockExperts(gate_up.values, gate_up.scale, down.values, down.scale, limit)
         case PackedMatrix(), PackedMatrix():
             return PackedExperts(gate_up.values, gate_up.scale, down.values, down.scale, limit)
@@ -176,10 +174,3 @@ def _experts(name: str, gate_up: Matrix, down: Matrix, limit: float | None) -> E
                 f"{name}: gate and up are stored as {gate_up.storage}, down as {down.storage}; "
                 "experts of one layer must be stored alike"
             )
-
-
-def _check_blocks(name: str, matrix: BlockMatrix) -> None:
-    if matrix.block != (BLOCK, BLOCK):
-        raise UnsupportedModel(
-            f"{name}: stored as {matrix.storage}; experts need blocks of {BLOCK} x {BLOCK}"
-        )

@@ -33,11 +33,10 @@ class BlockLinear:
     """x @ weight^T with a weight that stays in FP8; x keeps its own precision."""
 
     weight: Tensor  # float8_e4m3fn [out, in]
-    scale: Tensor  # float32 [ceil(out / block[0]), ceil(in / block[1])]
-    block: tuple[int, int]
+    scale: Tensor  # float32 [ceil(out / 128), ceil(in / 128)]
 
     def __call__(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
-        return ops.block_linear(x, self.weight, self.scale, *self.block)
+        return ops.block_linear(x, self.weight, self.scale)
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def _linear(matrix: Matrix, name: str) -> Linear | BlockLinear:
         case PlainMatrix():
             return Linear(matrix.values)
         case BlockMatrix():
-            return BlockLinear(matrix.values, matrix.scale, matrix.block)
+            return BlockLinear(matrix.values, matrix.scale)
         case PackedMatrix():
             raise UnsupportedModel(
                 f"{name}.weight: stored as {matrix.storage}, which is supported for routed experts "

@@ -8,7 +8,6 @@ its op by the matrix's class; nothing else asks how weights are stored.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from freewheel import ops
 
 BLOCK = 128
-"""Rows and columns that one scale of an FP8 weight covers, unless a checkpoint says otherwise."""
+"""Rows and columns that one scale of an FP8 weight covers."""
 
 GROUP = 32
 """Inputs that one scale of an MXFP4 weight covers."""
@@ -45,24 +44,23 @@ class PlainMatrix:
 class BlockMatrix:
     """FP8 numbers and a factor for each block of them (DeepSeek-V3, section 3.3).
 
-    `block`: rows and columns of a block; those at the edge may be partly empty.
+    Blocks at the edge may be partly empty.
     """
 
     values: Tensor  # float8_e4m3fn [..., N, K]
-    scale: Tensor  # float32 [..., ceil(N / block[0]), ceil(K / block[1])]
-    block: tuple[int, int] = (BLOCK, BLOCK)
+    scale: Tensor  # float32 [..., ceil(N / 128), ceil(K / 128)]
 
     @property
     def storage(self) -> str:
         """What the numbers are, for people."""
-        return f"fp8 in blocks of {self.block[0]} x {self.block[1]}"
+        return f"fp8 in blocks of {BLOCK} x {BLOCK}"
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.values, self.scale)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Number times factor, dtype [..., N, K]."""
-        return ops.dequantise_blocks(self.values, self.scale, *self.block, dtype=dtype)
+        return ops.dequantise_blocks(self.values, self.scale, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,8 @@ def join_rows(parts: tuple[Matrix, ...]) -> Matrix | None:
     first = parts[0]
     if any(type(part) is not type(first) for part in parts):
         return None
-    if isinstance(first, BlockMatrix):
-        blocks = cast("tuple[BlockMatrix, ...]", parts)
-        ends = [part.values.shape[0] % first.block[0] for part in blocks[:-1]]
-        if any(ends) or any(part.block != first.block for part in blocks):
-            return None
+    if isinstance(first, BlockMatrix) and any(p.values.shape[0] % BLOCK for p in parts[:-1]):
+        return None
     columns = zip(*(part.tensors() for part in parts), strict=True)
     return _of(first, [torch.cat(column) for column in columns])
 

@@ -42,7 +42,7 @@ class WeightSource(Protocol):
         ...
 
     def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
-        """As `matrix`, read into `target`. Raises CheckpointError if it is stored otherwise."""
+        """As `matrix`, read into `target`. Raises UnsupportedModel if it is stored otherwise."""
         ...
 
     def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:

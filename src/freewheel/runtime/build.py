@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +11,9 @@ import torch
 from freewheel.config import Decisions, EngineConfig, find_model
 from freewheel.decode import ChainDrafter, Drafter, LookupDrafter, NoDrafter
 from freewheel.errors import CheckpointError, ConfigError
-from freewheel.models import Catalogue, ModelFolder, load_folder, load_model, open_folder
-from freewheel.models.accounting import check_tensors
-from freewheel.models.base import DraftHead, Model
-from freewheel.models.load import has_mtp_weights
-from freewheel.models.storage import Storage
+from freewheel.models import ModelFolder, load_folder, open_folder
+from freewheel.models.base import DraftHead
+from freewheel.models.load import Stock, has_mtp_weights, take_stock
 from freewheel.ops import load_kernels
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.memory import Sizes, plan_memory
@@ -110,27 +108,10 @@ def build(
     )
 
 
-@dataclass(frozen=True)
-class Sketch:
-    """A model without memory, and what it asked for.
-
-    `parameters`: how many numbers. `storages`: how each weight that may be quantised is stored, and
-    what it is held as.
-    """
-
-    model: Model
-    head: DraftHead | None
-    parameters: int
-    storages: Mapping[str, tuple[Storage, str]]
-
-
-def sketch(config: EngineConfig, folder: ModelFolder, drafter: str, dtype: str) -> Sketch:
+def sketch(config: EngineConfig, folder: ModelFolder, drafter: str, dtype: str) -> Stock:
     """The model from headers alone. Raises CheckpointError if the folder does not hold it."""
-    catalogue = Catalogue(folder.tensors, DTYPES[dtype])
-    positions, mtp = config.context_len or folder.spec.max_positions, drafter == "mtp"
-    model, head = load_model(folder.spec, catalogue, positions=positions, mtp=mtp)
-    check_tensors(folder, catalogue, mtp)
-    return Sketch(model, head, catalogue.parameters, catalogue.storages)
+    positions = config.context_len or folder.spec.max_positions
+    return take_stock(folder, DTYPES[dtype], positions=positions, mtp=drafter == "mtp")
 
 
 def resolve_drafter(config: EngineConfig, folder: ModelFolder, decisions: Decisions) -> str:

@@ -56,10 +56,10 @@ def survey(config: EngineConfig) -> Survey:
     arena = Arena("meta")
     SequenceState.build(arena, sizes.rows, sizes.row_width, groups)
     CachePool(arena, groups, sizes.pages)
-    weights = sum(t.numel() * t.element_size() for t in held_tensors(found.model, found.head))
+    weights = sum(t.numel() * t.element_size() for t in held_tensors(found.model, found.draft_head))
     return Survey(
         spec=folder.spec,
-        parameters=found.parameters,
+        parameters=found.catalogue.parameters,
         dtype=dtype,
         groups=groups,
         sizes=sizes,
