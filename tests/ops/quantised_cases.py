@@ -50,6 +50,12 @@ def expert_arguments(
     return of.draw(5, *of.lead, hidden), *gate_up, *down, ids, shares, limit
 
 
+def shared_blocks(seed: int, inner: int, hidden: int) -> tuple[Tensor, ...]:
+    """The last four arguments of `block_experts`."""
+    gate_up = joined_blocks(seed, 1, inner, hidden)
+    return *(part[0] for part in gate_up), *block_scaled(seed + 2, hidden, inner)
+
+
 def _linear(name: str, of: Sizes) -> tuple[Any, ...]:
     del name
     return of.draw(1, *of.lead, 144), *block_scaled(of.seed, 136, 144)
@@ -57,7 +63,10 @@ def _linear(name: str, of: Sizes) -> tuple[Any, ...]:
 
 def _experts(name: str, of: Sizes) -> tuple[Any, ...]:
     limit = 0.5 if of.seed % 2 else None
-    return expert_arguments(name, of, experts=6, inner=32, hidden=64, top_k=2, limit=limit)
+    args = expert_arguments(name, of, experts=6, inner=32, hidden=64, top_k=2, limit=limit)
+    if name == "block_experts" and of.seed % 4 < 2:
+        return *args, *shared_blocks(of.seed, 32 * (1 + of.seed % 4), 64)
+    return args
 
 
 QUANTISED_CASES: dict[str, Callable[[str, Sizes], tuple[Any, ...]]] = {

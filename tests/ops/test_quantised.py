@@ -78,6 +78,18 @@ def test_experts_are_those_of_the_dequantised_weights(
 
 
 @bodies("block_experts")
+@pytest.mark.parametrize("limit", [None, 0.3])
+def test_a_shared_expert_is_one_that_every_token_chooses(body: Body, limit: float | None) -> None:
+    args = expert_arguments("block_experts", Sizes(2, 3), 4, 32, 64, 2, limit)
+    shared = tuple(t[3].clone() for t in args[1:5])
+    ids, shares = args[5] % 3, args[6]
+    routed = body(args[0], *args[1:5], ids, shares, limit)
+    alone = torch.full((2, 3, 1), 3, dtype=torch.int32)
+    every = body(args[0], *args[1:5], alone, torch.ones(2, 3, 1), limit)
+    assert_close(body(args[0], *args[1:5], ids, shares, limit, *shared), routed + every)
+
+
+@bodies("block_experts")
 def test_an_expert_nobody_chose_adds_nothing_even_if_it_is_nan(body: Body) -> None:
     args = list(expert_arguments("block_experts", Sizes(2, 3), 4, 32, 64, 2, None))
     args[5] = args[5] // 2 * 2  # only experts 0 and 2

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 from tests.ops.cases import Sizes, draw
-from tests.ops.quantised_cases import block_scaled, expert_arguments
+from tests.ops.quantised_cases import block_scaled, expert_arguments, shared_blocks
 
 pytest.importorskip("triton")
 HAS_GPU = torch.cuda.is_available()
@@ -90,6 +90,20 @@ def test_fp8_experts_agree(
 ) -> None:
     of = Sizes(1, tokens, tokens, dtype)
     check("block_experts", expert_arguments("block_experts", of, 6, inner, hidden, 3, limit))
+
+
+@DTYPES
+@pytest.mark.parametrize("limit", [None, 0.4])
+@pytest.mark.parametrize(
+    ("tokens", "inner", "shared"), [(3, 128, 1), (16, 256, 2), (5, 40, 1), (20, 40, 2)]
+)
+def test_shared_fp8_experts_agree(
+    tokens: int, inner: int, shared: int, limit: float | None, dtype: torch.dtype
+) -> None:
+    """In the same launches, or behind where there are many tokens."""
+    of = Sizes(1, tokens, tokens, dtype)
+    args = expert_arguments("block_experts", of, 6, inner, 256, 3, limit)
+    check("block_experts", (*args, *shared_blocks(4, shared * inner, 256)))
 
 
 @DTYPES

@@ -21,6 +21,9 @@ from freewheel.ops.registry import op
 Weights = Callable[[int, torch.dtype], tuple[Tensor, Tensor]]
 """(expert, dtype) -> its gate_up [2I, H] and down [H, I], dequantised."""
 
+Shared = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""gate_up, its scale, down and its scale of a shared expert, or None four times."""
+
 
 def gated(gate_up: Tensor, limit: float | None) -> Tensor:  # [..., 2I] -> [..., I]
     """SwiGLU, clamped as `clamped_silu_mul` does if there is a limit."""
@@ -66,19 +69,25 @@ def _fake_experts(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def run_expert(x: Tensor, weights: tuple[Tensor, Tensor], limit: float | None) -> Tensor:
+    """x [..., H] through gate_up [2I, H] and down [H, I], all in x's dtype: [..., H]."""
+    return F.linear(gated(F.linear(x, weights[0]), limit), weights[1])
+
+
 def _sum_experts(
     x: Tensor, experts: int, weights_of: Weights, ids: Tensor, weights: Tensor, limit: float | None
 ) -> Tensor:
-    """As `grouped_experts`: every expert on every token, masked where it was not chosen."""
-    values = wide(x)
-    total = torch.zeros_like(values)
+    """As `grouped_experts`: every expert on every token, masked where it was not chosen.
+
+    x is wide, and so is the sum.
+    """
+    total = torch.zeros_like(x)
     for expert in range(experts):
-        gate_up, down = weights_of(expert, values.dtype)
         chosen = ids == expert  # bool [..., top_k]
         weight = weights.masked_fill(~chosen, 0).sum(-1, keepdim=True).to(total.dtype)
-        output = F.linear(gated(F.linear(values, gate_up), limit), down)
+        output = run_expert(x, weights_of(expert, x.dtype), limit)
         total = total + (output * weight).masked_fill(~chosen.any(-1, keepdim=True), 0)
-    return total.to(x.dtype)
+    return total
 
 
 def block_weights(
@@ -97,7 +106,9 @@ def block_weights(
 
 @op(
     "block_experts(Tensor x, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, "
-    "Tensor ids, Tensor weights, float? limit=None) -> Tensor",
+    "Tensor ids, Tensor weights, float? limit=None, Tensor? shared_gate_up=None, "
+    "Tensor? shared_gate_up_scale=None, Tensor? shared_down=None, Tensor? shared_down_scale=None) "
+    "-> Tensor",
     fake=_fake_experts,
 )
 def block_experts(
@@ -109,10 +120,32 @@ def block_experts(
     ids: Tensor,  # int32 [..., top_k]
     weights: Tensor,  # float [..., top_k]
     limit: float | None = None,
+    shared_gate_up: Tensor | None = None,  # float8_e4m3fn [2J, H]
+    shared_gate_up_scale: Tensor | None = None,  # float32 [2 * ceil(J / 128), ceil(H / 128)]
+    shared_down: Tensor | None = None,  # float8_e4m3fn [H, J]
+    shared_down_scale: Tensor | None = None,  # float32 [ceil(H / 128), ceil(J / 128)]
 ) -> Tensor:  # [..., H]
-    """`grouped_experts` over FP8 weights in 128 x 128 blocks; with a limit, `clamped_experts`."""
+    """`grouped_experts` over FP8 weights in 128 x 128 blocks; with a limit, `clamped_experts`.
+
+    A shared expert, of any width, adds to every token with weight 1; its four tensors come as one.
+    """
     of = block_weights(gate_up, gate_up_scale, down, down_scale)
-    return _sum_experts(x, gate_up.shape[0], of, ids, weights, limit)
+    values = wide(x)
+    total = _sum_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
+    return (total + shared_output(values, shared, limit)).to(x.dtype)
+
+
+def shared_output(x: Tensor, shared: Shared, limit: float | None) -> Tensor:
+    """[..., H] of wide x through a shared FP8 expert; zeros if there is none."""
+    gate_up, gate_up_scale, down, down_scale = shared
+    if gate_up is None or gate_up_scale is None or down is None or down_scale is None:
+        return torch.zeros_like(x)
+    weights = (
+        dequantise_gate_up(gate_up, gate_up_scale, x.dtype),
+        dequantise_blocks(down, down_scale, dtype=x.dtype),
+    )
+    return run_expert(x, weights, limit)
 
 
 def mxfp4_weights(
@@ -146,4 +179,4 @@ def mxfp4_experts(
 ) -> Tensor:  # [..., H]
     """`grouped_experts` over MXFP4 weights; with a limit, `clamped_experts`."""
     of = mxfp4_weights(gate_up, gate_up_scale, down, down_scale)
-    return _sum_experts(x, gate_up.shape[0], of, ids, weights, limit)
+    return _sum_experts(wide(x), gate_up.shape[0], of, ids, weights, limit).to(x.dtype)

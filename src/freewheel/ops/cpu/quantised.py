@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from freewheel.ops.dense import wide
-from freewheel.ops.quantised import Weights, block_weights, gated, mxfp4_weights
+from freewheel.ops.quantised import (
+    Weights,
+    block_weights,
+    mxfp4_weights,
+    run_expert,
+    shared_output,
+)
 from freewheel.ops.registry import implement
 
 
@@ -22,9 +27,15 @@ def block_experts(
     ids: Tensor,
     weights: Tensor,
     limit: float | None = None,
+    shared_gate_up: Tensor | None = None,
+    shared_gate_up_scale: Tensor | None = None,
+    shared_down: Tensor | None = None,
+    shared_down_scale: Tensor | None = None,
 ) -> Tensor:
-    of = block_weights(gate_up, gate_up_scale, down, down_scale)
-    return _chosen_experts(x, gate_up.shape[0], of, ids, weights, limit)
+    of, values = block_weights(gate_up, gate_up_scale, down, down_scale), wide(x)
+    total = _chosen_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
+    return total.add_(shared_output(values, shared, limit)).to(x.dtype)
 
 
 @implement("mxfp4_experts", "cpu")
@@ -39,14 +50,14 @@ def mxfp4_experts(
     limit: float | None = None,
 ) -> Tensor:
     of = mxfp4_weights(gate_up, gate_up_scale, down, down_scale)
-    return _chosen_experts(x, gate_up.shape[0], of, ids, weights, limit)
+    return _chosen_experts(wide(x), gate_up.shape[0], of, ids, weights, limit).to(x.dtype)
 
 
 def _chosen_experts(
     x: Tensor, experts: int, weights_of: Weights, ids: Tensor, weights: Tensor, limit: float | None
 ) -> Tensor:
-    """Each chosen expert on its own tokens; a token's lanes add up in order of expert."""
-    tokens = wide(x).flatten(0, -2)  # [N, H]
+    """Each chosen expert on its own tokens; lanes add up in order of expert. x is wide."""
+    tokens = x.flatten(0, -2)  # [N, H]
     top_k, flat = ids.shape[-1], ids.flatten()
     order = flat.argsort(stable=True)  # lanes by expert, then by token
     counts = flat.bincount(minlength=experts).tolist()
@@ -57,7 +68,6 @@ def _chosen_experts(
         zip(owners.split(counts), shares.split(counts), strict=True)
     ):
         if counts[expert]:
-            gate_up, down = weights_of(expert, tokens.dtype)
-            inner = gated(F.linear(tokens.index_select(0, token), gate_up), limit)
-            total.index_add_(0, token, F.linear(inner, down).mul_(share))
-    return total.view(x.shape).to(x.dtype)
+            own = run_expert(tokens.index_select(0, token), weights_of(expert, x.dtype), limit)
+            total.index_add_(0, token, own.mul_(share))
+    return total.view(x.shape)

@@ -10,6 +10,7 @@ One file a family. Each body agrees with its specification up to rounding, and:
 
 from freewheel.ops.cuda import (
     attention,
+    block_experts,
     cache,
     choosing,
     dense,
@@ -19,13 +20,13 @@ from freewheel.ops.cuda import (
     linear,
     mxfp4_experts,
     quantised,
-    quantised_experts,
     rounds,
     selection,
 )
 
 __all__ = [
     "attention",
+    "block_experts",
     "cache",
     "choosing",
     "dense",
@@ -35,7 +36,6 @@ __all__ = [
     "linear",
     "mxfp4_experts",
     "quantised",
-    "quantised_experts",
     "rounds",
     "selection",
 ]

@@ -15,8 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.gating import gate
 from freewheel.ops.cuda.quantised import uses_matrix_units
-from freewheel.ops.cuda.quantised_experts import gate, list_tiles, sum_choices
+from freewheel.ops.cuda.quantised_experts import list_tiles, sum_choices
+from freewheel.ops.cuda.streaming import operand
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 GROUPS = 4
@@ -31,40 +33,39 @@ class Tile(NamedTuple):
     stages: int
 
 
-GATE_UP, DOWN = Tile(32, 4, 3), Tile(32, 2, 3)
+FEW = Tile(64, 2, 3), Tile(64, 1, 3)
+SOME = Tile(32, 2, 3), Tile(32, 1, 3)
+"""Of the gate and up projections (outputs are rows of both) and of the down one, by tokens."""
 
 
 @triton.jit
-def widen_fp4(codes, ASM: tl.constexpr):
-    """uint8, two e2m1 a byte -> the low and the high ones, bfloat16 (float32 without ASM).
+def raw_fp4(codes, ASM: tl.constexpr):
+    """uint8, two e2m1 a byte -> bfloat16 of 2^-126 times the low and the high ones' values.
 
-    A nibble times 65 << 6 is its sign at bit 15 and its other bits where bfloat16 has the last of
-    its exponent and the first of its mantissa; what is left is a factor of 2^126.
+    A value's sign, the first bit of its exponent and its other two bits are moved to where bfloat16
+    has its sign, the last two bits of its exponent and the first of its mantissa. Without ASM:
+    float32 of the values themselves.
     """
     if ASM:
         return tl.inline_asm_elementwise(
             """
             {
-            .reg .b32 power, t, a, b;
-            mov.b32 power, 0x7e807e80;
-            prmt.b32 t, $4, 0, 0x4140;
-            and.b32 a, t, 0x000f000f;
-            and.b32 b, t, 0x00f000f0;
-            mul.lo.u32 a, a, 4160;
-            mul.lo.u32 b, b, 260;
-            and.b32 a, a, 0x81c081c0;
-            and.b32 b, b, 0x81c081c0;
-            mul.rn.bf16x2 $0, a, power;
-            mul.rn.bf16x2 $2, b, power;
-            prmt.b32 t, $4, 0, 0x4342;
-            and.b32 a, t, 0x000f000f;
-            and.b32 b, t, 0x00f000f0;
-            mul.lo.u32 a, a, 4160;
-            mul.lo.u32 b, b, 260;
-            and.b32 a, a, 0x81c081c0;
-            and.b32 b, b, 0x81c081c0;
-            mul.rn.bf16x2 $1, a, power;
-            mul.rn.bf16x2 $3, b, power;
+            .reg .b32 a, b, s;
+            shl.b32 s, $4, 4;
+            shr.u32 a, $4, 2;
+            shl.b32 b, $4, 6;
+            and.b32 a, a, 0x01010101;
+            and.b32 b, b, 0xc0c0c0c0;
+            lop3.b32 a, s, 0x80808080, a, 0xea;
+            prmt.b32 $0, b, a, 0x5140;
+            prmt.b32 $1, b, a, 0x7362;
+            shr.u32 a, $4, 6;
+            shl.b32 b, $4, 2;
+            and.b32 a, a, 0x01010101;
+            and.b32 b, b, 0xc0c0c0c0;
+            lop3.b32 a, $4, 0x80808080, a, 0xea;
+            prmt.b32 $2, b, a, 0x5140;
+            prmt.b32 $3, b, a, 0x7362;
             }
             """,
             "=&r,=&r,=&r,=&r,r",
@@ -85,17 +86,29 @@ def widen_fp4(codes, ASM: tl.constexpr):
 
 
 @triton.jit
+def true_fp4(total, ASM: tl.constexpr):
+    """The sum of products of `raw_fp4` and `pairs_at`, times what they lack: 2^(126 - 50)."""
+    if ASM:
+        return total * 7.555786372591432e22
+    else:
+        return total
+
+
+@triton.jit
 def pairs_at(x, at, mask, ASM: tl.constexpr):
-    """Activations 2 * at and 2 * at + 1 of the rows at `x`, where the mask holds, else 0."""
+    """Activations 2 * at and 2 * at + 1 of the rows at `x`, where the mask holds, else 0.
+
+    As `operand` gives them.
+    """
     if ASM:
         words = tl.load(x + at, mask=mask, other=0)  # two bfloat16 a word
         even = (words & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
         odd = (words >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-        return even, odd
+        return operand(even, ASM), operand(odd, ASM)
     else:
         even = tl.load(x + 2 * at, mask=mask, other=0)
         odd = tl.load(x + 2 * at + 1, mask=mask, other=0)
-        return even.to(tl.float32), odd.to(tl.float32)
+        return operand(even, ASM), operand(odd, ASM)
 
 
 @triton.jit
@@ -136,11 +149,11 @@ def few_tokens_fp4(
             codes = tl.load(codes_at + at * 16, mask=inside[:, None, None], other=0)
             factor = tl.load(scale_at + at, mask=inside[:, None], other=127)
         even, odd = pairs_at(x[None, None, :], at * 16 + place[:, :, None], lanes, ASM)
-        low, high = widen_fp4(codes, ASM)
+        low, high = raw_fp4(codes, ASM)
         both = tl.dot(low, even, input_precision="ieee")
         both = tl.dot(high, odd, both, input_precision="ieee")
         total += both * decode_scale(factor)[:, :, None]
-    return tl.sum(total, 0)
+    return true_fp4(tl.sum(total, 0), ASM)
 
 
 @triton.jit
@@ -222,23 +235,24 @@ def mxfp4_experts(
     if not pairs:
         return out
     tokens = tokens_for(pairs, experts)
+    up, low = FEW if tokens == 8 else SOME
     plan = list_tiles(ids, experts, tokens)
     inner = x.new_empty((pairs, width))
     parts = torch.empty((pairs, hidden), dtype=torch.float32, device=x.device)
     tiles = plan.experts.shape[0]
-    _gate_up[(triton.cdiv(width, GATE_UP.outputs // 2), tiles)](
+    _gate_up[(triton.cdiv(width, up.outputs // 2), tiles)](
         as_words(x, fast), gate_up, gate_up_scale, *plan, inner, 0.0 if limit is None else limit,
         top_k, hidden, width, hidden // 2 if fast else hidden,
-        TOKENS=tokens, OUTPUTS=GATE_UP.outputs, SLICES=GATE_UP.slices, GROUPS=GROUPS,
-        STAGES=GATE_UP.stages, EVEN=hidden % (32 * GROUPS * GATE_UP.slices) == 0,
-        CLAMP=limit is not None, ASM=fast, num_warps=GATE_UP.slices,
+        TOKENS=tokens, OUTPUTS=up.outputs, SLICES=up.slices, GROUPS=GROUPS,
+        STAGES=up.stages, EVEN=hidden % (32 * GROUPS * up.slices) == 0,
+        CLAMP=limit is not None, ASM=fast, num_warps=up.slices,
     )  # fmt: skip
-    _down[(triton.cdiv(hidden, DOWN.outputs), tiles)](
+    _down[(triton.cdiv(hidden, low.outputs), tiles)](
         as_words(inner, fast), down, down_scale, *plan, weights, parts, hidden, width,
         width // 2 if fast else width,
-        TOKENS=tokens, OUTPUTS=DOWN.outputs, SLICES=DOWN.slices, GROUPS=GROUPS,
-        STAGES=DOWN.stages, EVEN=width % (32 * GROUPS * DOWN.slices) == 0, ASM=fast,
-        num_warps=DOWN.slices,
+        TOKENS=tokens, OUTPUTS=low.outputs, SLICES=low.slices, GROUPS=GROUPS,
+        STAGES=low.stages, EVEN=width % (32 * GROUPS * low.slices) == 0, ASM=fast,
+        num_warps=low.slices,
     )  # fmt: skip
     sum_choices(parts, out, top_k)
     return out

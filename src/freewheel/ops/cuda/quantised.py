@@ -35,9 +35,9 @@ class Tile(NamedTuple):
 
 def tile_for(outputs: int, inputs: int) -> Tile:
     """By the weight's shape alone, so that a sum's order does not depend on the tokens."""
-    if inputs <= 1024:
-        return Tile(32, 2, 3)
-    return Tile(32, 4, 3) if outputs >= 4096 else Tile(16, 4, 4)
+    if inputs <= 2560:
+        return Tile(32, 2, 4)
+    return Tile(32, 4, 4) if outputs >= 6144 else Tile(16, 4, 4)
 
 
 @triton.jit

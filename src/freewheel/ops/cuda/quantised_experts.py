@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from freewheel.ops.cuda.quantised import uses_matrix_units
-from freewheel.ops.cuda.streaming import few_tokens, many_tokens, operand, widen_fp8
-from freewheel.ops.registry import SPECIFICATIONS, implement
+from freewheel.ops.cuda.few_block_experts import BlockWeights
+from freewheel.ops.cuda.gating import gate
+from freewheel.ops.cuda.streaming import few_tokens, many_tokens, operand, raw_fp8, true_fp8
 
 STEP = 128
 """Rows and inputs that one scale covers."""
@@ -88,16 +88,6 @@ def _list_tiles(
         rank += tl.sum(is_mine.to(tl.int32), 0)
     for tile in range(total + own, MOST, tl.num_programs(0)):
         tl.store(experts + tile, -1)
-
-
-@triton.jit
-def gate(gate_value, up_value, limit, CLAMP: tl.constexpr):
-    """silu(gate) * up, clamped as `clamped_silu_mul` does."""
-    if CLAMP:
-        gate_value = tl.where(gate_value > limit, limit, gate_value)
-        up_value = tl.where(up_value > limit, limit, up_value)
-        up_value = tl.where(up_value < -limit, -limit, up_value)
-    return gate_value / (1 + tl.exp(-gate_value)) * up_value
 
 
 @triton.jit
@@ -213,8 +203,8 @@ def _down_short(
                     scale_at + (n // STEP * columns)[None, :], mask=(part < columns)[:, None],
                     other=0,
                 )  # fmt: skip
-            both = tl.dot(widen_fp8(codes, ASM), operand(value, ASM), input_precision="ieee")
-            total = tl.sum(both * factor[:, :, None], 0) * share[None, :]
+            both = tl.dot(raw_fp8(codes, ASM), operand(value, ASM), input_precision="ieee")
+            total = true_fp8(tl.sum(both * factor[:, :, None], 0), ASM) * share[None, :]
             target = parts + pair[None, :] * H + at[:, None]
             tl.store(target, total, mask=live[None, :] & (at < H)[:, None])
 
@@ -256,50 +246,51 @@ def sum_choices(parts: Tensor, out: Tensor, top_k: int) -> None:
     _sum_choices[grid](parts, out, hidden, TOP_K=top_k, BLOCK=1024)
 
 
-@implement("block_experts", "cuda")
-def block_experts(
-    x: Tensor,
-    gate_up: Tensor,
-    gate_up_scale: Tensor,
-    down: Tensor,
-    down_scale: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    limit: float | None = None,
+def tiled_block_experts(
+    x: Tensor, own: BlockWeights, ids: Tensor, weights: Tensor, limit: float | None, fast: bool
 ) -> Tensor:
-    if x.dtype not in (torch.bfloat16, torch.float32):
-        return SPECIFICATIONS["block_experts"](
-            x, gate_up, gate_up_scale, down, down_scale, ids, weights, limit
-        )
-    (experts, hidden, width), top_k = down.shape, ids.shape[-1]
-    x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
-    out, pairs, fast = torch.empty_like(x), ids.numel(), uses_matrix_units(x)
+    """`block_experts` without shared ones, of contiguous x, ids and weights."""
+    (experts, hidden, width), top_k = own.down.shape, ids.shape[-1]
+    out, pairs = torch.empty_like(x), ids.numel()
     if not pairs:
         return out
     shape = shape_for(pairs, experts, fast)
     plan = list_tiles(ids, experts, shape.tokens)
     inner = x.new_empty((pairs, width))
     parts = torch.empty((pairs, hidden), dtype=torch.float32, device=x.device)
-    up, low, tiles = shape.gate_up, shape.down, plan.experts.shape[0]
-    _gate_up[(triton.cdiv(width, up.outputs // 2), tiles)](
-        x, gate_up.view(torch.uint8), gate_up_scale, *plan, inner,
-        0.0 if limit is None else limit, top_k, hidden, width,
-        TOKENS=shape.tokens, OUTPUTS=up.outputs, SLICES=up.slices, STAGES=up.stages, STEP=STEP,
-        EVEN=hidden % (STEP * max(1, up.slices)) == 0, CLAMP=limit is not None, ASM=fast,
-        num_warps=up.warps,
+    up = shape.gate_up
+    _gate_up[(triton.cdiv(width, up.outputs // 2), plan.experts.shape[0])](
+        x, own.gate_up, own.gate_up_scale, *plan, inner, 0.0 if limit is None else limit, top_k,
+        hidden, width, TOKENS=shape.tokens, OUTPUTS=up.outputs, SLICES=up.slices,
+        STAGES=up.stages, STEP=STEP, EVEN=hidden % (STEP * max(1, up.slices)) == 0,
+        CLAMP=limit is not None, ASM=fast, num_warps=up.warps,
     )  # fmt: skip
-    rest = (inner, down.view(torch.uint8), down_scale, *plan, weights, parts, hidden, width)
+    _project_down(inner, own, plan, weights, parts, shape, fast)
+    sum_choices(parts, out, top_k)
+    return out
+
+
+def _project_down(
+    inner: Tensor,
+    own: BlockWeights,
+    plan: Plan,
+    weights: Tensor,
+    parts: Tensor,
+    shape: Shape,
+    fast: bool,
+) -> None:
+    """inner [pairs, I] times its pair's expert and weight, into parts float32 [pairs, H]."""
+    (hidden, width), tiles, low = own.down.shape[1:], plan.experts.shape[0], shape.down
+    args = (inner, own.down, own.down_scale, *plan, weights, parts, hidden, width)
     blocks = triton.next_power_of_2(triton.cdiv(width, STEP))
     if low.slices and blocks <= SHORT:
         _down_short[(triton.cdiv(hidden, low.outputs * ROUNDS), tiles)](
-            *rest, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=blocks, ROUNDS=ROUNDS,
+            *args, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=blocks, ROUNDS=ROUNDS,
             STAGES=low.stages, STEP=STEP, EVEN=width == blocks * STEP, ASM=fast, num_warps=1,
         )  # fmt: skip
     else:
         _down[(triton.cdiv(hidden, low.outputs), tiles)](
-            *rest, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=low.slices,
+            *args, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=low.slices,
             STAGES=low.stages, STEP=STEP, EVEN=width % (STEP * max(1, low.slices)) == 0, ASM=fast,
             num_warps=low.warps,
         )  # fmt: skip
-    sum_choices(parts, out, top_k)
-    return out

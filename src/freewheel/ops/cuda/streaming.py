@@ -2,7 +2,8 @@
 """The inner loops over FP8 weights that all kernels of quantised weights share.
 
 Weights cross memory as bytes and become bfloat16 in registers, exactly; products are summed in
-float32 and each block's sum is multiplied by its scale. Codes of NaN do not occur in a checkpoint
+float32 and each block's sum is multiplied by its scale. At these rates it is instructions an
+element that count, not only bytes: see `raw_fp8`. Codes of NaN do not occur in a checkpoint
 that `convert` or a trainer wrote; here they would read as 480.
 
 Few tokens: the weight is the left operand, so eight tokens fill a matrix instruction, and every
@@ -18,23 +19,31 @@ import triton.language as tl
 
 @triton.jit
 def widen_fp8(codes, ASM: tl.constexpr):
-    """uint8 codes of e4m3 -> bfloat16 (float32 without ASM): the bits moved, times 2^120."""
+    """uint8 codes of e4m3 -> their values as bfloat16; without ASM as `raw_fp8`, in float32."""
+    if ASM:
+        return raw_fp8(codes, ASM) * tl.full((), 2.0**120, tl.bfloat16)
+    else:
+        return raw_fp8(codes, ASM)
+
+
+@triton.jit
+def raw_fp8(codes, ASM: tl.constexpr):
+    """uint8 codes of e4m3 -> bfloat16 of 2^-120 times their values: the bits moved, no more.
+
+    Without ASM: float32 of the values themselves.
+    """
     if ASM:
         return tl.inline_asm_elementwise(
             """
             {
-            .reg .b32 low, high, a, b, power;
-            mov.b32 power, 0x7b807b80;
-            prmt.b32 low, $2, 0, 0x1404;
-            prmt.b32 high, $2, 0, 0x3424;
-            shr.u32 a, low, 4;
-            shr.u32 b, high, 4;
-            and.b32 a, a, 0x07f007f0;
-            and.b32 b, b, 0x07f007f0;
-            lop3.b32 low, low, 0x80008000, a, 0xea;
-            lop3.b32 high, high, 0x80008000, b, 0xea;
-            mul.rn.bf16x2 $0, low, power;
-            mul.rn.bf16x2 $1, high, power;
+            .reg .b32 high, low;
+            shr.u32 high, $2, 4;
+            shl.b32 low, $2, 4;
+            and.b32 high, high, 0x07070707;
+            and.b32 low, low, 0xf0f0f0f0;
+            lop3.b32 high, $2, 0x80808080, high, 0xea;
+            prmt.b32 $0, low, high, 0x5140;
+            prmt.b32 $1, low, high, 0x7362;
             }
             """,
             "=r,=r,r",
@@ -46,13 +55,28 @@ def widen_fp8(codes, ASM: tl.constexpr):
     else:
         wide = codes.to(tl.uint32)
         bits = ((wide & 0x80) << 24) | ((wide & 0x7F) << 20)
-        return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+        return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
 
 
 @triton.jit
 def operand(x, ASM: tl.constexpr):
-    """Activations in the dtype that `widen_fp8` gives."""
-    return x if ASM else x.to(tl.float32)
+    """Activations to meet raw weights: times 2^50, which keeps their products far from subnormal.
+
+    Exact below 2^78; beyond, the result is infinite. Without ASM: float32, as they are.
+    """
+    if ASM:
+        return x * tl.full((), 2.0**50, tl.bfloat16)
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def true_fp8(total, ASM: tl.constexpr):
+    """The sum of products of `raw_fp8` and `operand`, times what they lack: 2^(120 - 50)."""
+    if ASM:
+        return total * 1.180591620717411e21
+    else:
+        return total
 
 
 @triton.jit
@@ -82,9 +106,9 @@ def few_tokens(
             codes = tl.load(codes_at + at, mask=inside[:, None, :], other=0)
             value = tl.load(x_at + at, mask=inside[:, :, None] & live[None, None, :], other=0)
             factor = tl.load(scale_at + at // STEP, mask=(at + part * STEP < K)[:, None], other=0)
-        both = tl.dot(widen_fp8(codes, ASM), operand(value, ASM), input_precision="ieee")
+        both = tl.dot(raw_fp8(codes, ASM), operand(value, ASM), input_precision="ieee")
         total += both * factor[:, :, None]
-    return tl.sum(total, 0)
+    return true_fp8(tl.sum(total, 0), ASM)
 
 
 @triton.jit
@@ -110,7 +134,8 @@ def many_tokens(
             codes = tl.load(codes_at + at, mask=inside[:, None], other=0)
             value = tl.load(x_at + at, mask=inside[None, :] & live[:, None], other=0)
         factor = tl.load(scale + at // STEP)
-        both = tl.dot(operand(value, ASM), widen_fp8(codes, ASM), input_precision="ieee")
+        value = value if ASM else value.to(tl.float32)
+        both = tl.dot(value, widen_fp8(codes, ASM), input_precision="ieee")
         if ONE_SCALE:
             total += both * factor
         else:
