@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import freewheel
-from freewheel.cli import audit, bench, chat, generate, inspect
+from freewheel.cli import audit, bench, chat, convert, generate, inspect
 from freewheel.cli.terminal import accept_any_letter, fail
 from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("inspect")(inspect.inspect)
+app.command("convert")(convert.convert)
 app.command("audit")(audit.audit)
 app.command("bench", help=bench.HELP)(bench.bench)
 

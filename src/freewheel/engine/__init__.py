@@ -9,7 +9,7 @@ from __future__ import annotations
 from freewheel.engine.llm import LLM, Prompt
 from freewheel.engine.output import Arrival, Chunk, Metrics, Output, Piece
 from freewheel.engine.tokenizer import Tokenizer
-from freewheel.runtime import Machine, Resolved, Survey, survey
+from freewheel.runtime import Machine, Resolved, Survey, convert, survey, verify
 
 __all__ = [
     "LLM",
@@ -23,5 +23,7 @@ __all__ = [
     "Resolved",
     "Survey",
     "Tokenizer",
+    "convert",
     "survey",
+    "verify",
 ]

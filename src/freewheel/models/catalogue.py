@@ -31,7 +31,8 @@ class Catalogue:
 
     `wanted`: by stored name, in the order of the requests. `repeated`: what was asked for twice.
     `parameters`: numbers asked for, whatever they are stored as.
-    `storages`: how each weight is stored that may be quantised, and what it is held as.
+    `storages`: how each weight is stored that may be quantised. `held`: what each tensor is held
+    as, for people.
     """
 
     def __init__(self, stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> None:
@@ -40,7 +41,8 @@ class Catalogue:
         self.device = torch.device("meta")
         self.wanted: dict[str, Wanted] = {}
         self.repeated: list[str] = []
-        self.storages: dict[str, tuple[Storage, str]] = {}
+        self.storages: dict[str, Storage] = {}
+        self.held: dict[str, str] = {}
         self.parameters = 0
         self.skipped: dict[str, str] = {}
 
@@ -54,34 +56,30 @@ class Catalogue:
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         self._record(shape, {name: Wanted(tuple(shape))})
-        return self._empty(shape, dtype or self.dtype)
+        return self._plain(name, shape, dtype or self.dtype)
 
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
         del below
         self._record(shape, {name: Wanted(tuple(shape), WHOLE)})
-        return self._empty(shape, torch.int32)
+        return self._plain(name, shape, torch.int32)
 
     def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        found = self._find(name, shape)
-        held = self._held(found)
-        self.storages[name] = (found, held.storage)
+        held = self._held(self._find(name, shape))
+        self.held[name] = held.storage
         return held
 
     def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
-        found = self._find(name, shape)
-        own = self._held(found)
+        own = self._held(self._find(name, shape))
         if self.has(name) and own.storage != target.storage:
             raise UnsupportedModel(
                 f"{self._place(name)}: stored as {self._stored[name].dtype}, and the first of the "
                 f"experts with which it is joined as {target.storage}; they must be stored alike"
             )
-        self.storages[name] = (found, own.storage)
+        self.held[name] = own.storage
 
     def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        found = self._find(name, shape)
-        own = self._empty(shape, dtype or self.dtype)
-        self.storages[name] = (found, PlainMatrix(own).storage)
-        return own
+        self._find(name, shape)
+        return self._plain(name, shape, dtype or self.dtype)
 
     def same(self, name: str, other: str) -> bool:
         del name, other
@@ -93,7 +91,13 @@ class Catalogue:
     def _find(self, name: str, shape: tuple[int, ...]) -> Storage:
         found = find_storage(self._stored, name, tuple(shape))
         self._record(shape, found.wanted())
+        self.storages[name] = found
         return found
+
+    def _plain(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        own = self._empty(shape, dtype)
+        self.held[name] = PlainMatrix(own).storage
+        return own
 
     def _held(self, found: Storage) -> Matrix:
         match found:

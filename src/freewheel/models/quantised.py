@@ -19,7 +19,7 @@ def compare_with_config(folder: ModelFolder, wanted: Catalogue) -> tuple[str, ..
 
 def _differences(folder: ModelFolder, wanted: Catalogue) -> Iterator[str]:
     said = folder.spec.quantization
-    found = {n: s for n, (s, _) in wanted.storages.items()}
+    found = wanted.storages
     quantised = [n for n, s in found.items() if isinstance(s, BlockStorage | PackedStorage)]
     if said is None:
         if quantised:

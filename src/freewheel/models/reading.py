@@ -49,6 +49,10 @@ class Mapping:
     def __init__(self) -> None:
         self._mapped: OrderedDict[Path, Tensor] = OrderedDict()
 
+    def __len__(self) -> int:
+        """Files that are mapped now."""
+        return len(self._mapped)
+
     def bytes_of(self, stored: StoredTensor) -> Tensor:
         """uint8 [size], a view of the file."""
         file = stored.file
@@ -165,6 +169,10 @@ class StagedReader:
         self._turn = 0
         self._files: OrderedDict[Path, int] = OrderedDict()
         self._threads = ThreadPoolExecutor(READ_THREADS)
+
+    def __len__(self) -> int:
+        """Files that are open now."""
+        return len(self._files)
 
     def read(self, stored: StoredTensor, target: Tensor) -> None:
         bits = target.dtype in (TYPES[stored.dtype], torch.uint8)

@@ -8,11 +8,12 @@ May import everything below the engine. `uplink` is the only file that copies to
 from __future__ import annotations
 
 from freewheel.runtime.build import Built, Resolved, build
+from freewheel.runtime.convert import convert
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.machine import Machine
 from freewheel.runtime.memory import Sizes
-from freewheel.runtime.survey import Survey, survey
+from freewheel.runtime.survey import Survey, survey, verify
 
 __all__ = [
     "Built",
@@ -23,5 +24,7 @@ __all__ = [
     "Sizes",
     "Survey",
     "build",
+    "convert",
     "survey",
+    "verify",
 ]
