@@ -47,8 +47,10 @@ class MoeMlp:
             spec.normalise,
             spec.scale,
         )  # float [B, W, top_k], int32 [B, W, top_k]
-        routed = ops.grouped_experts(x, self.gate_up, self.down, ids, weights)
-        return routed if self.shared is None else routed + self.shared(x)
+        experts = (x, self.gate_up, self.down, ids, weights)
+        if self.shared is None:
+            return ops.grouped_experts(*experts)
+        return ops.grouped_experts(*experts, self.shared.gate_up.weight, self.shared.down.weight)
 
 
 Mlp = DenseMlp | MoeMlp
