@@ -17,6 +17,7 @@ from freewheel.ops.cuda import (
     indexing,
     latents,
     linear,
+    lookup,
     rounds,
     selection,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "indexing",
     "latents",
     "linear",
+    "lookup",
     "rounds",
     "selection",
 ]
