@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -47,6 +49,23 @@ def test_graphs_of_one_pool_replay_in_turn() -> None:
         for n, graph in enumerate(graphs):
             graph.replay()
             assert float(outs[n][-1]) == 3 * turn * (1000 >> n)
+
+
+def test_a_graph_left_in_a_cycle_is_not_freed_while_another_is_captured() -> None:
+    x, before = ones(4), gc.get_threshold()
+    graph: CudaGraph[torch.Tensor] = CudaGraph((x,))
+    graph.capture(lambda: x + 1)
+    cycle: list[object] = [graph]
+    cycle.append(cycle)
+    gc.set_threshold(1)
+    try:
+        del graph, cycle
+        other: CudaGraph[list[torch.Tensor]] = CudaGraph((x,))
+        outs = other.capture(lambda: [x + n for n in range(50)])
+    finally:
+        gc.set_threshold(*before)
+    other.replay()
+    assert torch.equal(outs[-1], ones(4) * 50)
 
 
 def test_waits_are_errors_inside_and_allowed_behind() -> None:

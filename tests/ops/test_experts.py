@@ -117,6 +117,18 @@ def test_experts_are_a_weighted_sum_over_lanes(body: Body, dtype: torch.dtype, t
 
 
 @bodies("grouped_experts")
+@pytest.mark.parametrize("inner", [6, 9])
+def test_a_shared_expert_of_any_width_adds_to_every_token(body: Body, inner: int) -> None:
+    x, gate_up, down = draw(1, 7, 1, 16), draw(2, 5, 12, 16), draw(3, 5, 16, 6)
+    ids = torch.randint(0, 4, (7, 1, 3), generator=generator(1), dtype=torch.int32)
+    weights, shared = draw(4, 7, 1, 3), (draw(5, 2 * inner, 16), draw(6, 16, inner))
+    everyone = torch.zeros(7, 1, 1, dtype=torch.int32)
+    alone = body(x, shared[0][None], shared[1][None], everyone, torch.ones(7, 1, 1))
+    expected = body(x, gate_up, down, ids, weights) + alone
+    assert_close(body(x, gate_up, down, ids, weights, *shared), expected)
+
+
+@bodies("grouped_experts")
 @pytest.mark.parametrize("tokens", [2, 40])
 def test_an_expert_nobody_chose_adds_nothing_even_if_it_overflows(body: Body, tokens: int) -> None:
     gate_up, down = draw(2, 3, 12, 16), draw(3, 3, 16, 6)

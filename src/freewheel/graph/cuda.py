@@ -10,6 +10,7 @@ after the capture began and disarmed before it ends, since both of these wait th
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -45,6 +46,22 @@ def cuda_waits_are_errors() -> Generator[None]:
         yield
     finally:
         _cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _nothing_is_collected() -> Generator[None]:
+    """A context in which Python's collector does not run.
+
+    It could free another graph, left in a cycle of references, and freeing a graph is among the
+    calls that CUDA forbids while a stream records: the recording would be lost.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 class GraphPool:
@@ -95,12 +112,13 @@ class CudaGraph(Generic[T]):
                 fn()
             stream.synchronize()
             graph = _cuda.CUDAGraph()
-            graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
-            try:
-                with cuda_waits_are_errors(), no_host_sync(device="cuda"), audit:
-                    output = fn()
-            finally:
-                graph.capture_end()
+            with _nothing_is_collected():
+                graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
+                try:
+                    with cuda_waits_are_errors(), no_host_sync(device="cuda"), audit:
+                        output = fn()
+                finally:
+                    graph.capture_end()
         current.wait_stream(stream)
         for _ in leaves(output, "output"):
             pass  # raises where the output is no tree

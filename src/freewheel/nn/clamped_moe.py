@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freewheel import ops
-from freewheel.nn.experts import ExpertNames, Experts, load_experts
+from freewheel.nn.experts import ExpertNames, Experts, load_experts, with_shared
 from freewheel.nn.linear import Linear, Projection, load_joined, load_linear, load_wide_linear
 from freewheel.nn.source import WeightSource, wide_dtype
 from freewheel.spec.compressed import ClampedMoeSpec
@@ -33,6 +33,7 @@ class ClampedMoe:
     """The experts of each token, and the shared ones. Exactly one of `bias` and `table` is there.
 
     With a table the token alone says which experts; their weights still follow from scores.
+    `shared` None: there is none, or `experts` run it along with theirs.
     """
 
     spec: ClampedMoeSpec
@@ -60,7 +61,11 @@ def load_clamped_moe(
     """The layer stored under `name`. `hashed`: the vocabulary, if the token's id chooses."""
     shape = (moe.width, width)
     experts = load_experts(source, f"{name}.experts", PARTS, moe.experts, shape, moe.limit)
-    bias = table = None
+    shared = bias = table = None
+    if moe.shared:
+        shared = _load_shared(source, moe, f"{name}.shared_experts", width)
+        whole = with_shared(experts, shared.gate_up, shared.down)
+        experts, shared = (experts, shared) if whole is None else (whole, None)
     if hashed is None:
         bias = source.tensor(f"{name}.gate.bias", (moe.experts,), wide_dtype(source.dtype))
     else:
@@ -71,7 +76,7 @@ def load_clamped_moe(
         bias=bias,
         table=table,
         experts=experts,
-        shared=_load_shared(source, moe, f"{name}.shared_experts", width) if moe.shared else None,
+        shared=shared,
     )
 
 

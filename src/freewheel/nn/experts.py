@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from freewheel import ops
 from freewheel.errors import UnsupportedModel
+from freewheel.nn.linear import BlockLinear, Linear, Projection
 from freewheel.nn.matrix import (
     BLOCK,
     BlockMatrix,
@@ -24,14 +25,18 @@ from freewheel.nn.source import WeightSource
 
 @dataclass(frozen=True)
 class PlainExperts:
-    """Weights in the dtype of computation."""
+    """Weights in the dtype of computation. With a shared expert, if its two weights are here."""
 
     gate_up: Tensor  # float [E, 2 * I, H]
     down: Tensor  # float [E, H, I]
+    shared_gate_up: Tensor | None = None  # float [2 * J, H]
+    shared_down: Tensor | None = None  # float [H, J]
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """[B, W, H] of x [B, W, H], ids int32 [B, W, top_k] and weights float [B, W, top_k]."""
-        return ops.grouped_experts(x, self.gate_up, self.down, ids, weights)
+        return ops.grouped_experts(
+            x, self.gate_up, self.down, ids, weights, self.shared_gate_up, self.shared_down
+        )
 
 
 @dataclass(frozen=True)
@@ -48,25 +53,26 @@ class ClampedExperts:
 
 @dataclass(frozen=True)
 class BlockExperts:
-    """Weights that stay in FP8. Activations are clamped if there is a `limit`."""
+    """Weights that stay in FP8. Activations are clamped if there is a `limit`.
+
+    With a shared expert, if its two weights are here.
+    """
 
     gate_up: Tensor  # float8_e4m3fn [E, 2 * I, H]
     gate_up_scale: Tensor  # float32 [E, 2 * ceil(I / 128), ceil(H / 128)]
     down: Tensor  # float8_e4m3fn [E, H, I]
     down_scale: Tensor  # float32 [E, ceil(H / 128), ceil(I / 128)]
     limit: float | None
+    shared_gate_up: BlockLinear | None = None  # [2 * J, H]
+    shared_down: BlockLinear | None = None  # [H, J]
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return ops.block_experts(
-            x,
-            self.gate_up,
-            self.gate_up_scale,
-            self.down,
-            self.down_scale,
-            ids,
-            weights,
-            self.limit,
-        )
+        own = (self.gate_up, self.gate_up_scale, self.down, self.down_scale, ids, weights)
+        gate_up, down = self.shared_gate_up, self.shared_down
+        if gate_up is None or down is None:
+            return ops.block_experts(x, *own, self.limit)
+        shared = (gate_up.weight, gate_up.scale, down.weight, down.scale)
+        return ops.block_experts(x, *own, self.limit, *shared)
 
 
 @dataclass(frozen=True)
@@ -80,19 +86,22 @@ class PackedExperts:
     limit: float | None
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return ops.mxfp4_experts(
-            x,
-            self.gate_up,
-            self.gate_up_scale,
-            self.down,
-            self.down_scale,
-            ids,
-            weights,
-            self.limit,
-        )
+        own = (self.gate_up, self.gate_up_scale, self.down, self.down_scale, ids, weights)
+        return ops.mxfp4_experts(x, *own, self.limit)
 
 
 Experts = PlainExperts | ClampedExperts | BlockExperts | PackedExperts
+
+
+def with_shared(experts: Experts, gate_up: Projection, down: Projection) -> Experts | None:
+    """`experts` that run a shared one as well; None if no op takes both, stored as they are."""
+    match experts, gate_up, down:
+        case PlainExperts(), Linear(), Linear():
+            return replace(experts, shared_gate_up=gate_up.weight, shared_down=down.weight)
+        case BlockExperts(), BlockLinear(), BlockLinear():
+            return replace(experts, shared_gate_up=gate_up, shared_down=down)
+        case _:
+            return None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from freewheel import ops
 from freewheel.errors import UnsupportedModel
-from freewheel.nn.experts import ExpertNames, Experts, load_experts
+from freewheel.nn.experts import ExpertNames, Experts, load_experts, with_shared
 from freewheel.nn.linear import Linear, Projection, load_joined, load_linear, load_wide_linear
 from freewheel.nn.source import WeightSource, wide_dtype
 from freewheel.spec.model import DsaSpec, MoeSpec
@@ -28,7 +28,10 @@ class DenseMlp:
 
 @dataclass(frozen=True)
 class MoeMlp:
-    """The best experts of each token, and the shared ones. Routing is computed in float32."""
+    """The best experts of each token, and the shared ones. Routing is computed in float32.
+
+    `shared` None: there is none, or `experts` run it along with theirs.
+    """
 
     spec: MoeSpec
     router: Linear  # float32 [E, H]
@@ -81,6 +84,8 @@ def load_moe_mlp(source: WeightSource, moe: MoeSpec, name: str, width: int) -> M
     shared = None
     if moe.shared:
         shared = load_dense_mlp(source, f"{name}.shared_experts", width, moe.shared * moe.width)
+        whole = with_shared(experts, shared.gate_up, shared.down)
+        experts, shared = (experts, shared) if whole is None else (whole, None)
     bias_name = f"{name}.gate.e_score_correction_bias"
     return MoeMlp(
         spec=moe,

@@ -172,9 +172,14 @@ def silu_mul(gate_up: Tensor) -> Tensor:  # [..., 2I] -> [..., I]
     return (F.silu(gate) * up).to(gate_up.dtype)
 
 
+def _fake_experts(x: Tensor, *_: object) -> Tensor:
+    return _like_first(x)
+
+
 @op(
-    "grouped_experts(Tensor x, Tensor gate_up, Tensor down, Tensor ids, Tensor weights) -> Tensor",
-    fake=_like_first,
+    "grouped_experts(Tensor x, Tensor gate_up, Tensor down, Tensor ids, Tensor weights, "
+    "Tensor? shared_gate_up=None, Tensor? shared_down=None) -> Tensor",
+    fake=_fake_experts,
 )
 def grouped_experts(
     x: Tensor,  # [..., H]
@@ -182,16 +187,26 @@ def grouped_experts(
     down: Tensor,  # [E, H, I]
     ids: Tensor,  # int32 [..., top_k]
     weights: Tensor,  # float [..., top_k]
+    shared_gate_up: Tensor | None = None,  # [2J, H]
+    shared_down: Tensor | None = None,  # [H, J]
 ) -> Tensor:  # [..., H]
     """Sum over a token's experts e of weight * down_e(silu(gate_e x) * up_e x).
 
-    An expert that a token did not choose adds nothing to it, even if it overflows.
+    An expert that a token did not choose adds nothing to it, even if it overflows. A shared one,
+    of any width, adds to every token with weight 1.
     """
     total = torch.zeros_like(wide(x))
     for expert in range(gate_up.shape[0]):
         chosen = ids == expert  # bool [..., top_k]
         weight = weights.masked_fill(~chosen, 0).sum(-1, keepdim=True).to(total.dtype)
-        gate, up = F.linear(wide(x), wide(gate_up[expert])).chunk(2, dim=-1)
-        output = F.linear(F.silu(gate) * up, wide(down[expert]))
+        output = run_expert(wide(x), gate_up[expert], down[expert])
         total = total + (output * weight).masked_fill(~chosen.any(-1, keepdim=True), 0)
+    if shared_gate_up is not None and shared_down is not None:
+        total = total + run_expert(wide(x), shared_gate_up, shared_down)
     return total.to(x.dtype)
+
+
+def run_expert(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """x [..., H] through gate_up [2I, H] and down [H, I], in x's dtype: [..., H]."""
+    gate, up = F.linear(x, gate_up.to(x.dtype)).chunk(2, dim=-1)
+    return F.linear(F.silu(gate) * up, down.to(x.dtype))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from freewheel.ops.dense import angles_at, wide
+from freewheel.ops.dense import angles_at, run_expert, wide
 from freewheel.ops.registry import implement
 
 DENSE_TOKENS = 32
@@ -64,12 +64,21 @@ def rope(x: Tensor, positions: Tensor, rope_table: Tensor, start: int, interleav
 
 @implement("grouped_experts", "cpu")
 def grouped_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    shared_gate_up: Tensor | None = None,
+    shared_down: Tensor | None = None,
 ) -> Tensor:
     tokens = wide(x).flatten(0, -2)  # [N, H]
     chosen, shares = ids.flatten(0, -2).long(), weights.flatten(0, -2).to(tokens.dtype)
     run = _all_experts if tokens.shape[0] <= DENSE_TOKENS else _chosen_experts
-    return run(tokens, wide(gate_up), wide(down), chosen, shares).view(x.shape).to(x.dtype)
+    total = run(tokens, wide(gate_up), wide(down), chosen, shares)
+    if shared_gate_up is not None and shared_down is not None:
+        total += run_expert(tokens, shared_gate_up, shared_down)
+    return total.view(x.shape).to(x.dtype)
 
 
 def _all_experts(x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 PART = 128
@@ -31,8 +32,9 @@ SCRATCH = 1 << 24
 def _attend_part(
     query, latent, slots, part_out, high_out, total_out, scale, K, H,
     VALUE: tl.constexpr, ROPE: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_R: tl.constexpr,
-    PART: tl.constexpr, STEP: tl.constexpr, HEADS: tl.constexpr,
+    PART: tl.constexpr, STEP: tl.constexpr, HEADS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     n, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     h = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
     real = h < H
@@ -81,8 +83,9 @@ def _attend_part(
 @triton.jit
 def _join_parts(
     part_in, high_in, total_in, out, parts, H,
-    VALUE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    VALUE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     n, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     v = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     first = n * parts * H + h
@@ -135,10 +138,11 @@ def _attend(
         VALUE=value, ROPE=dim - value, BLOCK_V=block,
         BLOCK_R=max(16, triton.next_power_of_2(dim - value)),
         PART=PART, STEP=STEP if query.dtype == torch.bfloat16 else 16, HEADS=HEADS,
-        num_warps=WARPS, num_stages=STAGES,
+        CHAINED=CHAINED, num_warps=WARPS, num_stages=STAGES, launch_pdl=CHAINED,
     )  # fmt: skip
     piece = min(128, block)
     _join_parts[(count, heads, triton.cdiv(value, piece))](
         mixed, high, total, out, parts, heads,
-        VALUE=value, PARTS=triton.next_power_of_2(parts), BLOCK=piece, num_warps=1,
+        VALUE=value, PARTS=triton.next_power_of_2(parts), BLOCK=piece, CHAINED=CHAINED,
+        num_warps=1, launch_pdl=CHAINED,
     )  # fmt: skip

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 ELEMENTS_A_WARP = 512
@@ -20,11 +21,14 @@ def warps_for(elements: int) -> int:
 
 @triton.jit
 def _rms_norm(
-    x, residual, weight, normed_out, sum_out, eps, D, ADD: tl.constexpr, BLOCK: tl.constexpr
-):
+    x, residual, weight, normed_out, sum_out, eps, D,
+    ADD: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * D
     lane = tl.arange(0, BLOCK)
     inside = lane < D
+    gain = tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
+    follow(CHAINED)
     value = tl.load(x + row + lane, mask=inside, other=0)
     if ADD:
         other = tl.load(residual + row + lane, mask=inside, other=0)
@@ -32,7 +36,6 @@ def _rms_norm(
         tl.store(sum_out + row + lane, value, mask=inside)
     wide = value.to(tl.float32)
     scale = 1 / tl.sqrt(tl.sum(wide * wide, 0) / D + eps)
-    gain = tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
     normed = wide * scale * gain
     tl.store(normed_out + row + lane, normed.to(x.dtype.element_ty), mask=inside)
 
@@ -47,7 +50,8 @@ def _run_rms_norm(
     if x.numel():
         _rms_norm[(x.numel() // width,)](
             x, residual, weight, normed, total, eps, width,
-            ADD=add, BLOCK=block, num_warps=warps_for(block),
+            ADD=add, BLOCK=block, CHAINED=CHAINED,
+            num_warps=warps_for(block), launch_pdl=CHAINED,
         )  # fmt: skip
     return normed, total
 
@@ -64,6 +68,33 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     if x.dtype == torch.float64:
         return SPECIFICATIONS["add_rms_norm"](x, residual, weight, eps)
     return _run_rms_norm(x, residual, weight, eps, True)
+
+
+@triton.jit
+def _layer_norm(x, weight, bias, out, eps, D, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * D
+    lane = tl.arange(0, BLOCK)
+    inside = lane < D
+    value = tl.load(x + row + lane, mask=inside, other=0).to(tl.float32)
+    apart = tl.where(inside, value - tl.sum(value, 0) / D, 0)
+    scale = 1 / tl.sqrt(tl.sum(apart * apart, 0) / D + eps)
+    gain = tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
+    offset = tl.load(bias + lane, mask=inside, other=0).to(tl.float32)
+    normed = apart * scale * gain + offset
+    tl.store(out + row + lane, normed.to(out.dtype.element_ty), mask=inside)
+
+
+@implement("layer_norm", "cuda")
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    if x.dtype == torch.float64:
+        return SPECIFICATIONS["layer_norm"](x, weight, bias, eps)
+    x, width = x.contiguous(), x.shape[-1]
+    out, block = torch.empty_like(x), triton.next_power_of_2(width)
+    if x.numel():
+        _layer_norm[(x.numel() // width,)](
+            x, weight, bias, out, eps, width, BLOCK=block, num_warps=warps_for(block),
+        )  # fmt: skip
+    return out
 
 
 @triton.jit

@@ -14,7 +14,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
+from freewheel.ops.cuda.chain import CHAINED, follow
+from freewheel.ops.cuda.dense import silu_mul
+from freewheel.ops.cuda.few_experts import MOST_TOKENS, few_experts, shared_parts
+from freewheel.ops.cuda.selection import ordered_key
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 PAIRS = 16
@@ -42,7 +47,9 @@ def _route(
     logits, bias, weights_out, ids_out, scale, E,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, NORMALISE: tl.constexpr,
     SIZE: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S)
     index = group[:, None] * SIZE + member[None, :]
@@ -64,17 +71,17 @@ def _route(
             winner = tl.min(tl.where(free & (strength == top), group, BLOCK_G), 0)
             kept = kept | (group == winner)
         choice = tl.where(kept[:, None], choice, low)
+    # One number to compare: the choice's order, then the lowest index. 0 is no expert.
+    order = (ordered_key(choice).to(tl.int64) << 24) | (0xFFFFFF - index)
+    order = tl.reshape(tl.where(left, order, 0), (BLOCK_G * BLOCK_S,))
     nth = tl.arange(0, BLOCK_K)
     ids = tl.zeros((BLOCK_K,), tl.int32)
-    weights = tl.zeros((BLOCK_K,), tl.float32)
     for k in tl.static_range(TOP_K):
-        top = tl.max(tl.max(tl.where(left, choice, low), 1), 0)
-        tied = left & (choice == top)
-        winner = tl.min(tl.min(tl.where(tied, index, BLOCK_G * BLOCK_S), 1), 0)
-        won = left & (index == winner)
-        left = left & (won == 0)
-        ids = tl.where(nth == k, winner, ids)
-        weights = tl.where(nth == k, tl.sum(tl.sum(tl.where(won, score, 0.0), 1), 0), weights)
+        best = tl.max(order, 0)
+        order = tl.where(order == best, 0, order)
+        ids = tl.where(nth == k, 0xFFFFFF - (best & 0xFFFFFF).to(tl.int32), ids)
+    chosen = tl.load(logits + token * E + ids, mask=nth < TOP_K, other=float("-inf"))
+    weights = 1 / (1 + tl.exp(-chosen))
     if NORMALISE:
         weights = weights / (tl.sum(weights, 0) + 1e-20)
     tl.store(weights_out + token * TOP_K + nth, weights * scale, mask=nth < TOP_K)
@@ -102,7 +109,8 @@ def route(
             logits.contiguous(), bias, weights, ids, scale, experts,
             GROUPS=n_group, TOP_GROUPS=topk_group, TOP_K=top_k, NORMALISE=normalise, SIZE=size,
             BLOCK_G=triton.next_power_of_2(n_group), BLOCK_S=triton.next_power_of_2(size),
-            BLOCK_K=triton.next_power_of_2(top_k), num_warps=1,
+            BLOCK_K=triton.next_power_of_2(top_k), CHAINED=CHAINED, num_warps=1,
+            launch_pdl=CHAINED,
         )  # fmt: skip
     return weights, ids
 
@@ -197,12 +205,30 @@ def _sum_choices(parts, out, H, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
 
 @implement("grouped_experts", "cuda")
 def grouped_experts(
-    x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    shared_gate_up: Tensor | None = None,
+    shared_down: Tensor | None = None,
 ) -> Tensor:
+    shared = (shared_gate_up, shared_down)
     if x.dtype == torch.float64 or x.dtype != gate_up.dtype:
-        return SPECIFICATIONS["grouped_experts"](x, gate_up, down, ids, weights)
-    (experts, hidden, width), top_k = down.shape, ids.shape[-1]
+        return SPECIFICATIONS["grouped_experts"](x, gate_up, down, ids, weights, *shared)
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
+    extra = shared_parts(down, shared_down)
+    if 0 < ids.numel() <= MOST_TOKENS * ids.shape[-1] and extra is not None:
+        return few_experts(x, gate_up, down, ids, weights, *shared, extra)
+    out = _many_experts(x, gate_up, down, ids, weights)
+    if shared_gate_up is None or shared_down is None:
+        return out
+    return out + F.linear(silu_mul(F.linear(x, shared_gate_up)), shared_down)
+
+
+def _many_experts(x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """The routed experts alone, for any number of tokens. All arguments are contiguous."""
+    (experts, hidden, width), top_k = down.shape, ids.shape[-1]
     out, pairs, tokens = torch.empty_like(x), ids.numel(), ids.numel() // top_k
     if not pairs:
         return out

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 KEYS, QUERIES = 64, 2
@@ -22,8 +23,9 @@ def _index_logits(
     query, gates, keys, table, rows, kv_lens, out,
     W, P, PAGE, S, qb, qw, qh, gb, gw,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-    KEYS: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, QUERIES: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     b, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     t = tl.program_id(2) * KEYS + tl.arange(0, KEYS)
     first = part * QUERIES
@@ -84,5 +86,6 @@ def index_logits(
             *query.stride()[:3], *gates.stride()[:2],
             HEADS=heads, DIM=dim, BLOCK_H=min(64, max(16, triton.next_power_of_2(heads))),
             BLOCK_D=max(16, triton.next_power_of_2(dim)), KEYS=KEYS, QUERIES=QUERIES,
+            CHAINED=CHAINED, launch_pdl=CHAINED,
         )  # fmt: skip
     return out

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.cache import index_key_row, latent_row, turn
+from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 TOKENS = 16
@@ -30,8 +31,9 @@ def _norm_latents(
     cache, query, query_weight, out, compressed, latent_weight, positions, table, slots, eps,
     query_stride, latent_stride,
     WIDTH: tl.constexpr, RANK: tl.constexpr, SPAN: tl.constexpr, INTERLEAVED: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     if tl.program_id(1) == 0:
         target = cache + tl.load(slots + token) * (RANK + SPAN)
@@ -77,7 +79,8 @@ def norm_latents(
             rope_table, slots.contiguous(), eps, stride, own_stride,
             WIDTH=width, RANK=rank, SPAN=span, INTERLEAVED=interleaved,
             BLOCK_Q=triton.next_power_of_2(width), BLOCK=triton.next_power_of_2(rank),
-            HALF=triton.next_power_of_2(span // 2), num_warps=4,
+            HALF=triton.next_power_of_2(span // 2), CHAINED=CHAINED, num_warps=4,
+            launch_pdl=CHAINED,
         )  # fmt: skip
     return out
 
@@ -87,16 +90,16 @@ def _index_queries(
     cache, query, query_out, gates, gates_out, key, weight, bias, positions, table, slots, eps,
     gate_scale, H, query_stride, gate_stride, key_stride,
     DIM: tl.constexpr, SPAN: tl.constexpr, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr,
-    BLOCK: tl.constexpr, HALF: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     position, part = tl.load(positions + token), tl.program_id(1)
     lane, pair = tl.arange(0, BLOCK), tl.arange(0, HALF)
     if part == 0:
-        target = cache + tl.load(slots + token) * DIM
         index_key_row(
-            key + token * key_stride, target, weight, bias, position, table, eps,
-            DIM, SPAN, INTERLEAVED, BLOCK, HALF,
+            key + token * key_stride, cache + tl.load(slots + token) * DIM, weight, bias,
+            position, table, eps, DIM, SPAN, INTERLEAVED, BLOCK, HALF,
         )  # fmt: skip
     else:
         h = (part - 1) * HEADS + tl.arange(0, HEADS)
@@ -152,7 +155,8 @@ def index_queries(
             positions.contiguous(), rope_table, slots.contiguous(), eps, gate_scale, heads,
             q_stride, g_stride, k_stride,
             DIM=dim, SPAN=span, INTERLEAVED=interleaved, HEADS=per_program,
-            BLOCK=triton.next_power_of_2(dim), HALF=triton.next_power_of_2(span // 2), num_warps=4,
+            BLOCK=triton.next_power_of_2(dim), HALF=triton.next_power_of_2(span // 2),
+            CHAINED=CHAINED, num_warps=4, launch_pdl=CHAINED,
         )  # fmt: skip
     return turned, scaled
 
@@ -162,7 +166,7 @@ def _absorb_query(
     query, key_up, positions, table, out, count, stride,
     H: tl.constexpr, NOPE: tl.constexpr, SPAN: tl.constexpr, RANK: tl.constexpr,
     INTERLEAVED: tl.constexpr, TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_C: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_C: tl.constexpr, HALF: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     h, part = tl.program_id(0), tl.program_id(1)
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
@@ -171,6 +175,7 @@ def _absorb_query(
     target = out + (token.to(tl.int64)[:, None] * H + h) * (RANK + SPAN)
     kind = out.dtype.element_ty
     if part == 0:
+        follow(CHAINED)
         pair = tl.arange(0, HALF)[None, :]
         live = real[:, None] & (pair < SPAN // 2)
         first_at = NOPE + (2 * pair if INTERLEAVED else pair)
@@ -185,6 +190,7 @@ def _absorb_query(
         n, c = tl.arange(0, BLOCK_N), (part - 1) * BLOCK_C + tl.arange(0, BLOCK_C)
         up = key_up + h * NOPE * RANK + n[:, None] * RANK + c[None, :]
         up = tl.load(up, mask=(n < NOPE)[:, None] & (c < RANK)[None, :], other=0)
+        follow(CHAINED)
         x = tl.load(source + n[None, :], mask=real[:, None] & (n < NOPE)[None, :], other=0)
         value = tl.dot(x, up, input_precision="ieee")
         tl.store(target + c[None, :], value.to(kind), mask=real[:, None] & (c < RANK)[None, :])
@@ -208,7 +214,8 @@ def absorb_query(
             query, key_up, positions.contiguous(), rope_table, out, batch * width, stride,
             H=heads, NOPE=nope, SPAN=span, RANK=rank, INTERLEAVED=interleaved, TOKENS=TOKENS,
             BLOCK_N=max(16, triton.next_power_of_2(nope)), BLOCK_C=block,
-            HALF=triton.next_power_of_2(span // 2), num_warps=4,
+            HALF=triton.next_power_of_2(span // 2), CHAINED=CHAINED, num_warps=4,
+            launch_pdl=CHAINED,
         )  # fmt: skip
     return out
 
@@ -217,20 +224,19 @@ def absorb_query(
 def _expand_values(
     mixed, value_up, out, count,
     H: tl.constexpr, RANK: tl.constexpr, VALUE: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     h = tl.program_id(0)
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
     real = token < count
     v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     source = mixed + (token.to(tl.int64)[:, None] * H + h) * RANK
-    total = tl.zeros((TOKENS, BLOCK_V), tl.float32)
-    for at in tl.static_range(0, RANK, BLOCK_C):
-        c = at + tl.arange(0, BLOCK_C)
-        x = tl.load(source + c[None, :], mask=real[:, None] & (c < RANK)[None, :], other=0)
-        up = value_up + h * RANK * VALUE + c[:, None] * VALUE + v[None, :]
-        up = tl.load(up, mask=(c < RANK)[:, None] & (v < VALUE)[None, :], other=0)
-        total = tl.dot(x, up, total, input_precision="ieee")
+    c = tl.arange(0, BLOCK_C)
+    up = value_up + h * RANK * VALUE + c[:, None] * VALUE + v[None, :]
+    up = tl.load(up, mask=(c < RANK)[:, None] & (v < VALUE)[None, :], other=0)
+    follow(CHAINED)
+    x = tl.load(source + c[None, :], mask=real[:, None] & (c < RANK)[None, :], other=0)
+    total = tl.dot(x, up, input_precision="ieee")
     target = out + token.to(tl.int64)[:, None] * (H * VALUE) + h * VALUE + v[None, :]
     kept = real[:, None] & (v < VALUE)[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=kept)
@@ -248,6 +254,7 @@ def expand_values(mixed: Tensor, value_up: Tensor) -> Tensor:
         _expand_values[(heads, triton.cdiv(value, block), triton.cdiv(count, TOKENS))](
             mixed.contiguous(), value_up, out, count,
             H=heads, RANK=rank, VALUE=value, TOKENS=TOKENS, BLOCK_V=block,
-            BLOCK_C=max(16, min(256, triton.next_power_of_2(rank))), num_warps=2,
+            BLOCK_C=max(16, triton.next_power_of_2(rank)), CHAINED=CHAINED, num_warps=4,
+            launch_pdl=CHAINED,
         )  # fmt: skip
     return out
