@@ -48,7 +48,7 @@ def check(name: str, args: tuple[Any, ...]) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("tokens", [1, 7, 12, 32, 33, 130])
+@pytest.mark.parametrize("tokens", [1, 12, 32, 130])
 @pytest.mark.parametrize(("outputs", "inputs"), [(136, 384), (40, 1000), (129, 256)])
 def test_projections_agree(outputs: int, inputs: int, tokens: int, dtype: torch.dtype) -> None:
     x = draw(1, 1, tokens, inputs).to(dtype)
@@ -82,8 +82,7 @@ def test_every_finite_code_is_read_as_its_value(tokens: int) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("limit", [None, 0.4])
-@pytest.mark.parametrize("tokens", [1, 4, 17])
+@pytest.mark.parametrize(("tokens", "limit"), [(1, None), (4, 0.4), (17, None), (17, 0.4)])
 @pytest.mark.parametrize(("inner", "hidden"), [(128, 512), (40, 200), (160, 256)])
 def test_fp8_experts_agree(
     inner: int, hidden: int, tokens: int, limit: float | None, dtype: torch.dtype
@@ -95,7 +94,7 @@ def test_fp8_experts_agree(
 @DTYPES
 @pytest.mark.parametrize("limit", [None, 0.4])
 @pytest.mark.parametrize(
-    ("tokens", "inner", "shared"), [(3, 128, 1), (16, 256, 2), (5, 40, 1), (20, 40, 2)]
+    ("tokens", "inner", "shared"), [(3, 128, 1), (8, 256, 2), (5, 40, 1), (20, 40, 2)]
 )
 def test_shared_fp8_experts_agree(
     tokens: int, inner: int, shared: int, limit: float | None, dtype: torch.dtype
@@ -107,8 +106,7 @@ def test_shared_fp8_experts_agree(
 
 
 @DTYPES
-@pytest.mark.parametrize("limit", [None, 0.4])
-@pytest.mark.parametrize("tokens", [1, 4, 20, 60])
+@pytest.mark.parametrize(("tokens", "limit"), [(1, None), (4, 0.4), (20, None), (60, 0.4)])
 @pytest.mark.parametrize(("inner", "hidden"), [(128, 512), (32, 224)])
 def test_mxfp4_experts_agree(
     inner: int, hidden: int, tokens: int, limit: float | None, dtype: torch.dtype

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 experts: for a few tokens in two launches, for more by tiles of each expert's own tokens."""
+"""FP8 experts: few tokens in three launches, more by tiles of each expert's own tokens."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ import torch
 from torch import Tensor
 
 from freewheel.ops.clamped import clamped_silu_mul
-from freewheel.ops.cuda.few_block_experts import (
-    MOST_TOKENS,
-    BlockWeights,
-    few_block_experts,
-    shared_parts,
-)
+from freewheel.ops.cuda.few_block_experts import BlockWeights, few_block_experts, takes
 from freewheel.ops.cuda.quantised import block_linear, uses_matrix_units
 from freewheel.ops.cuda.quantised_experts import STEP, tiled_block_experts
 from freewheel.ops.dense import silu_mul
@@ -42,8 +37,7 @@ def block_experts(
     own, behind = _as_bytes(gate_up, gate_up_scale, down, down_scale), _as_bytes(*shared)
     assert own is not None
     width = None if behind is None else behind.down.shape[1]
-    cut = shared_parts(down.shape[2], width) is not None
-    if cut and 0 < ids.numel() <= MOST_TOKENS * ids.shape[-1]:
+    if takes(ids.numel() // ids.shape[-1], down.shape[2], width):
         return few_block_experts(x, own, ids, weights, limit, behind, uses_matrix_units(x))
     out = tiled_block_experts(x, own, ids, weights, limit, uses_matrix_units(x))
     return out if behind is None else out + _run_shared(x, behind, limit)

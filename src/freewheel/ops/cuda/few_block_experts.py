@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of FP8 experts for a few tokens, in two launches, shared experts included.
+"""A mixture of FP8 experts for a few tokens, in three launches, shared experts included.
 
 There are at least as many (token, choice) pairs as chosen experts, so each pair gets the programs
 of an expert, and pairs whose expert an earlier pair has end at once. An expert computes all tokens,
 since a matrix tile holds them all, and writes zeros for those that did not choose it. Shared
 experts come behind the pairs, as many as are of the width of one.
 
-What the gates and ups of an expert give is kept at its place among the pairs sorted by expert, so
-that the down projection is one long sum in ascending order of experts: a token's order does not
-depend on what its neighbours chose.
+What an expert gives is kept at its place among the pairs sorted by expert. The last launch adds up
+what each token's choices gave, in their order, so that no sum depends on a token's neighbours.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.gating import gate
-from freewheel.ops.cuda.streaming import few_tokens, operand, raw_fp8, true_fp8
+from freewheel.ops.cuda.short_down import MOST_BLOCKS, short_down
+from freewheel.ops.cuda.streaming import few_tokens
 
-MOST_TOKENS = 16
-"""Beyond these, reading a token once for each of its own experts is less work."""
+MOST_TOKENS = 8
+"""The width of a matrix tile; beyond it, an expert computes its own tokens only."""
 
 STEP = 128
 """Rows and inputs that one scale covers."""
@@ -38,8 +38,11 @@ class Tile(NamedTuple):
     stages: int
 
 
-GATE_UP, DOWN = Tile(32, 2, 4), Tile(16, 4, 6)
-"""Outputs of the first are rows of gates and ups together."""
+GATE_UP = Tile(32, 2, 4)
+"""Outputs are rows of gates and ups together."""
+
+OUTPUTS, ROUNDS, STAGES = 32, 8, 3
+"""Of one warp of the down projection: at a time, how often, and how many times ahead."""
 
 
 class BlockWeights(NamedTuple):
@@ -53,7 +56,7 @@ class BlockWeights(NamedTuple):
 
 @triton.jit
 def _few_gate_up(
-    x, weight, scale, shared, shared_scale, ids, shares, places, inner, limit, count, pairs,
+    x, weight, scale, shared, shared_scale, ids, shares, places, spots, inner, limit, count, pairs,
     H: tl.constexpr, INNER: tl.constexpr, EXTRA: tl.constexpr, TOP_K: tl.constexpr,
     PAIRS: tl.constexpr, CHOICES: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr,
     SLICES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, CLAMP: tl.constexpr,
@@ -69,9 +72,12 @@ def _few_gate_up(
         expert = tl.load(ids + slot)
         every = tl.load(ids + lane, mask=lane < pairs, other=0x7FFFFFFF)
         earlier = tl.sum(((every == expert) & (lane < slot)).to(tl.int32), 0)
-        place = tl.sum((every < expert).to(tl.int32), 0) + earlier
+        first = tl.sum((every < expert).to(tl.int32), 0)
+        place = first + earlier
         if tl.program_id(0) == 0:
             tl.store(places + place, tl.where(earlier > 0, -1, expert))
+            again = (every == expert) & (lane < slot) & (lane // TOP_K == slot // TOP_K)
+            tl.store(spots + slot, tl.where(tl.max(again.to(tl.int32), 0) > 0, -1, first))
         there = (token < count)[:, None] & (nth < TOP_K)[None, :]
         choice = token[:, None] * TOP_K + nth[None, :]
         mine = tl.load(ids + choice, mask=there, other=-1) == expert
@@ -83,10 +89,10 @@ def _few_gate_up(
     else:
         earlier, place = 0, slot
         share, chosen = tl.full((TOKENS,), 1.0, tl.float32), token < count
-        first = (slot - pairs) * INNER
-        own, ups = shared + first.to(tl.int64) * H, EXTRA * INNER
+        behind = (slot - pairs) * INNER
+        own, ups = shared + behind.to(tl.int64) * H, EXTRA * INNER
         factors, up_factors = shared_scale, (EXTRA * INNER + STEP - 1) // STEP
-        block = (first + n) // STEP
+        block = (behind + n) // STEP
     if earlier == 0:
         total = few_tokens(
             own + (row % 2 * ups + n) * H, x + token.to(tl.int64) * H, token < count,
@@ -103,45 +109,51 @@ def _few_gate_up(
 
 @triton.jit
 def _few_down(
-    inner, weight, scale, shared, shared_scale, places, out, count, pairs,
-    H: tl.constexpr, INNER: tl.constexpr, EXTRA: tl.constexpr, TOKENS: tl.constexpr,
-    OUTPUTS: tl.constexpr, SLICES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
-    ASM: tl.constexpr,
+    inner, weight, scale, shared, shared_scale, ids, places, parts, count, pairs,
+    H: tl.constexpr, INNER: tl.constexpr, EXTRA: tl.constexpr, TOP_K: tl.constexpr,
+    CHOICES: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr,
+    ROUNDS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    n, token = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, TOKENS)
-    k, part, row = tl.arange(0, STEP), tl.arange(0, SLICES), tl.minimum(n, H - 1)
+    place, token, nth = tl.program_id(1), tl.arange(0, TOKENS), tl.arange(0, CHOICES)
     columns: tl.constexpr = (INNER + STEP - 1) // STEP
-    wide: tl.constexpr = (EXTRA * INNER + STEP - 1) // STEP
     rows: tl.constexpr = (H + STEP - 1) // STEP
-    total = tl.zeros((SLICES, OUTPUTS, TOKENS), tl.float32)
-    for at in tl.range(0, (pairs + EXTRA) * columns, SLICES, num_stages=STAGES):
-        place, column = (at + part) // columns, (at + part) % columns
-        routed, behind = place < pairs, place - pairs
-        expert = tl.load(places + place, mask=routed, other=0)
-        live = (expert >= 0) & (place < pairs + EXTRA)
-        k_at = column[:, None] * STEP + k[None, :]
-        inside = live[:, None] & (k_at < INNER)
-        own = tl.where(routed, weight + expert.to(tl.int64) * H * INNER, shared + behind * INNER)
-        stride = tl.where(routed, INNER, EXTRA * INNER)
-        codes_at = (
-            own[:, None, None] + stride[:, None, None] * row[None, :, None] + k_at[:, None, :]
-        )
-        codes = tl.load(codes_at, mask=inside[:, None, :], other=0)
-        source = inner + (place * count)[:, None, None] * INNER + token[None, None, :] * INNER
-        there = inside[:, :, None] & (token < count)[None, None, :]
-        value = tl.load(source + k_at[:, :, None], mask=there, other=0)
-        grid = tl.where(
-            routed, scale + expert.to(tl.int64) * rows * columns,
-            shared_scale + behind * INNER // STEP,
+    if place < pairs:
+        expert = tl.load(places + place)
+        there = (token < count)[:, None] & (nth < TOP_K)[None, :]
+        choice = tl.load(ids + token[:, None] * TOP_K + nth[None, :], mask=there, other=-2)
+        chosen = tl.max((choice == expert).to(tl.int32), 1) > 0
+        own, width = weight + expert.to(tl.int64) * H * INNER, INNER
+        factors, pitch = scale + expert.to(tl.int64) * rows * columns, columns
+    else:
+        expert, chosen = 0, token < count
+        own, width = shared + (place - pairs) * INNER, EXTRA * INNER
+        factors = shared_scale + (place - pairs) * INNER // STEP
+        pitch = (EXTRA * INNER + STEP - 1) // STEP
+    if expert >= 0:
+        at = place * count + token
+        short_down(
+            inner + at.to(tl.int64) * INNER, own, width, factors, pitch,
+            parts + at.to(tl.int64) * H, chosen, tl.full((TOKENS,), 1.0, tl.float32), H, INNER,
+            TOKENS, OUTPUTS, SLICES, ROUNDS, STAGES, STEP, INNER == STEP * SLICES, ASM,
         )  # fmt: skip
-        pitch = tl.where(routed, columns, wide)
-        factor_at = (grid + column)[:, None] + pitch[:, None] * (row // STEP)[None, :]
-        factor = tl.load(factor_at, mask=live[:, None], other=0)
-        both = tl.dot(raw_fp8(codes, ASM), operand(value, ASM), input_precision="ieee")
-        total += both * factor[:, :, None]
-    target = out + token.to(tl.int64)[None, :] * H + n[:, None]
-    value = true_fp8(tl.sum(total, 0), ASM).to(out.dtype.element_ty)
-    tl.store(target, value, mask=(token < count)[None, :] & (n < H)[:, None])
+
+
+@triton.jit
+def _sum_spots(
+    parts, spots, out, count, pairs, H,
+    EXTRA: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for k in tl.static_range(TOP_K):
+        spot = tl.load(spots + token * TOP_K + k)
+        source = parts + (spot * count + token).to(tl.int64) * H + h
+        total += tl.load(source, mask=(h < H) & (spot >= 0), other=0)
+    for k in tl.static_range(EXTRA):
+        source = parts + ((pairs + k) * count + token).to(tl.int64) * H + h
+        total += tl.load(source, mask=h < H, other=0)
+    tl.store(out + token.to(tl.int64) * H + h, total.to(out.dtype.element_ty), mask=h < H)
 
 
 def shared_parts(inner: int, shared_inner: int | None) -> int | None:
@@ -155,6 +167,12 @@ def shared_parts(inner: int, shared_inner: int | None) -> int | None:
     return None if rest or (parts > 1 and inner % STEP) else parts
 
 
+def takes(tokens: int, inner: int, shared_inner: int | None) -> bool:
+    """Whether `few_block_experts` computes so many tokens with experts of such widths."""
+    few = 0 < tokens <= MOST_TOKENS and triton.cdiv(inner, STEP) <= MOST_BLOCKS
+    return few and shared_parts(inner, shared_inner) is not None
+
+
 def few_block_experts(
     x: Tensor,
     own: BlockWeights,
@@ -164,27 +182,29 @@ def few_block_experts(
     shared: BlockWeights | None,
     fast: bool,
 ) -> Tensor:
-    """`block_experts` of contiguous x, ids and weights of at most MOST_TOKENS tokens.
-
-    The width of the shared experts, if any, is a multiple of the others': see `shared_parts`.
-    """
+    """`block_experts` of what it `takes`; x, ids and weights are contiguous."""
     (_, hidden, width), top_k, pairs = own.down.shape, ids.shape[-1], ids.numel()
     tokens, extra = pairs // top_k, 0 if shared is None else shared.down.shape[-1] // width
     out, behind = torch.empty_like(x), own if shared is None else shared
     inner = x.new_empty((pairs + extra, tokens, width))
-    places = ids.new_empty((pairs,))
-    tile = max(8, triton.next_power_of_2(tokens))
+    parts = torch.empty((pairs + extra, tokens, hidden), dtype=torch.float32, device=x.device)
+    places, spots = ids.new_empty((2, pairs))
+    sizes = {
+        "H": hidden, "INNER": width, "EXTRA": extra, "TOP_K": top_k, "TOKENS": MOST_TOKENS,
+        "CHOICES": triton.next_power_of_2(top_k), "STEP": STEP, "ASM": fast,
+    }  # fmt: skip
     _few_gate_up[(triton.cdiv(width, GATE_UP.outputs // 2), pairs + extra)](
         x, own.gate_up, own.gate_up_scale, behind.gate_up, behind.gate_up_scale, ids, weights,
-        places, inner, 0.0 if limit is None else limit, tokens, pairs,
-        H=hidden, INNER=width, EXTRA=extra, TOP_K=top_k, PAIRS=triton.next_power_of_2(pairs),
-        CHOICES=triton.next_power_of_2(top_k), TOKENS=tile, OUTPUTS=GATE_UP.outputs,
-        SLICES=GATE_UP.slices, STEP=STEP, STAGES=GATE_UP.stages, CLAMP=limit is not None,
-        ASM=fast, num_warps=GATE_UP.slices,
+        places, spots, inner, 0.0 if limit is None else limit, tokens, pairs, **sizes,
+        PAIRS=triton.next_power_of_2(pairs), OUTPUTS=GATE_UP.outputs, SLICES=GATE_UP.slices,
+        STAGES=GATE_UP.stages, CLAMP=limit is not None, num_warps=GATE_UP.slices,
     )  # fmt: skip
-    _few_down[(triton.cdiv(hidden, DOWN.outputs),)](
-        inner, own.down, own.down_scale, behind.down, behind.down_scale, places, out, tokens,
-        pairs, H=hidden, INNER=width, EXTRA=extra, TOKENS=tile, OUTPUTS=DOWN.outputs,
-        SLICES=DOWN.slices, STEP=STEP, STAGES=DOWN.stages, ASM=fast, num_warps=DOWN.slices,
+    _few_down[(triton.cdiv(hidden, OUTPUTS * ROUNDS), pairs + extra)](
+        inner, own.down, own.down_scale, behind.down, behind.down_scale, ids, places, parts,
+        tokens, pairs, **sizes, OUTPUTS=OUTPUTS, ROUNDS=ROUNDS, STAGES=STAGES,
+        SLICES=triton.next_power_of_2(triton.cdiv(width, STEP)), num_warps=1,
     )  # fmt: skip
+    _sum_spots[(tokens, triton.cdiv(hidden, 1024))](
+        parts, spots, out, tokens, pairs, hidden, EXTRA=extra, TOP_K=top_k, BLOCK=1024
+    )
     return out

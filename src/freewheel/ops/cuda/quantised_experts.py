@@ -18,13 +18,14 @@ from torch import Tensor
 
 from freewheel.ops.cuda.few_block_experts import BlockWeights
 from freewheel.ops.cuda.gating import gate
-from freewheel.ops.cuda.streaming import few_tokens, many_tokens, operand, raw_fp8, true_fp8
+from freewheel.ops.cuda.short_down import MOST_BLOCKS, short_down
+from freewheel.ops.cuda.streaming import few_tokens, many_tokens
 
 STEP = 128
 """Rows and inputs that one scale covers."""
 
-SHORT, ROUNDS = 4, 8
-"""Blocks of inputs that a down projection takes at once, and then how many tiles of outputs."""
+ROUNDS = 8
+"""Tiles of outputs of one program of a short down projection."""
 
 
 class Tile(NamedTuple):
@@ -173,40 +174,19 @@ def _down_short(
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr, ROUNDS: tl.constexpr,
     STAGES: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """As `_down` for at most STEP * SLICES inputs: the next outputs' weights come in meanwhile."""
+    """As `_down` for at most STEP * SLICES inputs."""
     tile = tl.program_id(1)
     expert = tl.load(experts + tile).to(tl.int64)
     pair = tl.load(lanes + tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     if expert >= 0:
         live = pair >= 0
-        k, part = tl.arange(0, STEP), tl.arange(0, SLICES)
-        place = part[:, None] * STEP + k[None, :]
-        inside = place < INNER
-        source = inner + pair[None, None, :] * INNER + place[:, :, None]
-        value = tl.load(source, mask=inside[:, :, None] & live[None, None, :], other=0)
-        share = tl.load(shares + pair, mask=live, other=0).to(tl.float32)
-        first = tl.program_id(0) * ROUNDS * OUTPUTS + tl.arange(0, OUTPUTS)
-        codes_at = weight + expert * H * INNER + place[:, None, :]
         columns = tl.cdiv(INNER, STEP)
-        scale_at = scale + expert * tl.cdiv(H, STEP) * columns + part[:, None]
-        for nth in tl.range(0, ROUNDS, num_stages=STAGES):
-            at = first + nth * OUTPUTS
-            n = tl.minimum(at, H - 1)
-            if EVEN:
-                codes = tl.load(codes_at + (n * INNER)[None, :, None])
-                factor = tl.load(scale_at + (n // STEP * columns)[None, :])
-            else:
-                codes = tl.load(
-                    codes_at + (n * INNER)[None, :, None], mask=inside[:, None, :], other=0
-                )
-                factor = tl.load(
-                    scale_at + (n // STEP * columns)[None, :], mask=(part < columns)[:, None],
-                    other=0,
-                )  # fmt: skip
-            both = tl.dot(raw_fp8(codes, ASM), operand(value, ASM), input_precision="ieee")
-            total = true_fp8(tl.sum(both * factor[:, :, None], 0), ASM) * share[None, :]
-            target = parts + pair[None, :] * H + at[:, None]
-            tl.store(target, total, mask=live[None, :] & (at < H)[:, None])
+        short_down(
+            inner + pair * INNER, weight + expert * H * INNER, INNER,
+            scale + expert * tl.cdiv(H, STEP) * columns, columns, parts + pair * H, live,
+            tl.load(shares + pair, mask=live, other=0).to(tl.float32), H, INNER,
+            TOKENS, OUTPUTS, SLICES, ROUNDS, STAGES, STEP, EVEN, ASM,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -283,7 +263,7 @@ def _project_down(
     (hidden, width), tiles, low = own.down.shape[1:], plan.experts.shape[0], shape.down
     args = (inner, own.down, own.down_scale, *plan, weights, parts, hidden, width)
     blocks = triton.next_power_of_2(triton.cdiv(width, STEP))
-    if low.slices and blocks <= SHORT:
+    if low.slices and blocks <= MOST_BLOCKS:
         _down_short[(triton.cdiv(hidden, low.outputs * ROUNDS), tiles)](
             *args, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=blocks, ROUNDS=ROUNDS,
             STAGES=low.stages, STEP=STEP, EVEN=width == blocks * STEP, ASM=fast, num_warps=1,
