@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.chain import CHAINED, follow, release, wait
 from freewheel.ops.cuda.gating import gate
 from freewheel.ops.cuda.short_down import MOST_BLOCKS, short_down
 from freewheel.ops.cuda.streaming import few_tokens
@@ -61,7 +62,9 @@ def _few_gate_up(
     PAIRS: tl.constexpr, CHOICES: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr,
     SLICES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, CLAMP: tl.constexpr,
     ASM: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
+    wait(CHAINED)
     slot, row = tl.program_id(1), tl.arange(0, OUTPUTS)
     at = tl.program_id(0) * (OUTPUTS // 2) + tl.arange(0, OUTPUTS // 2)
     n = tl.minimum(tl.program_id(0) * (OUTPUTS // 2) + row // 2, INNER - 1)
@@ -99,6 +102,7 @@ def _few_gate_up(
             factors + (row % 2 * up_factors + block) * columns, H,
             OUTPUTS, TOKENS, SLICES, STEP, STAGES, H % (STEP * SLICES) == 0, ASM,
         )  # fmt: skip
+        release(CHAINED)
         sides = total.reshape((OUTPUTS // 2, 2, TOKENS)).permute((0, 2, 1))
         gate_value, up_value = tl.split(sides)
         value = gate(gate_value, up_value, limit, CLAMP) * share[None, :]
@@ -113,7 +117,9 @@ def _few_down(
     H: tl.constexpr, INNER: tl.constexpr, EXTRA: tl.constexpr, TOP_K: tl.constexpr,
     CHOICES: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr,
     ROUNDS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
+    wait(CHAINED)
     place, token, nth = tl.program_id(1), tl.arange(0, TOKENS), tl.arange(0, CHOICES)
     columns: tl.constexpr = (INNER + STEP - 1) // STEP
     rows: tl.constexpr = (H + STEP - 1) // STEP
@@ -136,13 +142,15 @@ def _few_down(
             parts + at.to(tl.int64) * H, chosen, tl.full((TOKENS,), 1.0, tl.float32), H, INNER,
             TOKENS, OUTPUTS, SLICES, ROUNDS, STAGES, STEP, INNER == STEP * SLICES, ASM,
         )  # fmt: skip
+        release(CHAINED)
 
 
 @triton.jit
 def _sum_spots(
     parts, spots, out, count, pairs, H,
-    EXTRA: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr,
+    EXTRA: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     token = tl.program_id(0)
     h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -192,6 +200,7 @@ def few_block_experts(
     sizes = {
         "H": hidden, "INNER": width, "EXTRA": extra, "TOP_K": top_k, "TOKENS": MOST_TOKENS,
         "CHOICES": triton.next_power_of_2(top_k), "STEP": STEP, "ASM": fast,
+        "CHAINED": CHAINED, "launch_pdl": CHAINED,
     }  # fmt: skip
     _few_gate_up[(triton.cdiv(width, GATE_UP.outputs // 2), pairs + extra)](
         x, own.gate_up, own.gate_up_scale, behind.gate_up, behind.gate_up_scale, ids, weights,
@@ -205,6 +214,7 @@ def few_block_experts(
         SLICES=triton.next_power_of_2(triton.cdiv(width, STEP)), num_warps=1,
     )  # fmt: skip
     _sum_spots[(tokens, triton.cdiv(hidden, 1024))](
-        parts, spots, out, tokens, pairs, hidden, EXTRA=extra, TOP_K=top_k, BLOCK=1024
-    )
+        parts, spots, out, tokens, pairs, hidden, EXTRA=extra, TOP_K=top_k, BLOCK=1024,
+        CHAINED=CHAINED, launch_pdl=CHAINED,
+    )  # fmt: skip
     return out

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.chain import CHAINED, release, wait
 from freewheel.ops.cuda.streaming import few_tokens, many_tokens
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -44,8 +45,9 @@ def tile_for(outputs: int, inputs: int) -> Tile:
 def _few(
     x, weight, scale, out, M, N, K, BLOCK_N,
     OUTPUTS: tl.constexpr, TOKENS: tl.constexpr, SLICES: tl.constexpr, STEP: tl.constexpr,
-    STAGES: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
+    STAGES: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    wait(CHAINED)
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     m = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     row = tl.minimum(n, N - 1)
@@ -54,6 +56,7 @@ def _few(
         weight + row.to(tl.int64) * K, x + m.to(tl.int64) * K, m < M, scale_row, K,
         OUTPUTS, TOKENS, SLICES, STEP, STAGES, EVEN, ASM,
     )  # fmt: skip
+    release(CHAINED)
     target = out + m.to(tl.int64)[None, :] * N + n[:, None]
     tl.store(target, total.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
 
@@ -62,8 +65,9 @@ def _few(
 def _many(
     x, weight, scale, out, M, N, K, BLOCK_N,
     OUTPUTS: tl.constexpr, TOKENS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
-    ONE_SCALE: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
+    ONE_SCALE: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    wait(CHAINED)
     m = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.minimum(n, N - 1)
@@ -73,6 +77,7 @@ def _many(
         weight + row.to(tl.int64) * K, x + m.to(tl.int64) * K, m < M, scale_row, K,
         OUTPUTS, TOKENS, STEP, STAGES, ONE_SCALE, EVEN, ASM,
     )  # fmt: skip
+    release(CHAINED)
     target = out + m.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(target, total.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
 
@@ -109,7 +114,7 @@ def _launch_few(args: tuple[Tensor | int, ...], tile: Tile, step: int) -> None:
     _few[(triton.cdiv(outputs, tile.outputs), 1)](
         *args, OUTPUTS=tile.outputs, TOKENS=wide, SLICES=tile.slices, STEP=step,
         STAGES=tile.stages, EVEN=inputs % (step * tile.slices) == 0, ASM=uses_matrix_units(x),
-        num_warps=tile.slices,
+        CHAINED=CHAINED, num_warps=tile.slices, launch_pdl=CHAINED,
     )  # fmt: skip
 
 
@@ -122,5 +127,5 @@ def _launch_many(args: tuple[Tensor | int, ...], step: int) -> None:
     _many[(triton.cdiv(tokens, rows), triton.cdiv(outputs, columns))](
         *args, OUTPUTS=columns, TOKENS=rows, STEP=step, STAGES=3 if fast else 2,
         ONE_SCALE=int(args[7]) % columns == 0, EVEN=inputs % step == 0, ASM=fast,
-        num_warps=8 if rows == 128 else 4,
+        CHAINED=CHAINED, num_warps=8 if rows == 128 else 4, launch_pdl=CHAINED,
     )  # fmt: skip

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.chain import CHAINED, follow, release, wait
 from freewheel.ops.cuda.few_block_experts import BlockWeights
 from freewheel.ops.cuda.gating import gate
 from freewheel.ops.cuda.short_down import MOST_BLOCKS, short_down
@@ -63,9 +64,10 @@ def shape_for(pairs: int, experts: int, fast: bool) -> Shape:
 @triton.jit
 def _list_tiles(
     ids, experts, lanes, pairs, MOST,
-    TOKENS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_E: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_E: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Program e lists the pairs of expert e, in their order, behind the tiles of lower experts."""
+    follow(CHAINED)
     own, each, lane = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, BLOCK)
     counts = tl.zeros((BLOCK_E,), tl.int32)
     for at in range(0, pairs, BLOCK):
@@ -96,7 +98,9 @@ def _gate_up(
     x, weight, scale, experts, lanes, inner, limit, TOP_K, H, INNER,
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr, STAGES: tl.constexpr,
     STEP: tl.constexpr, EVEN: tl.constexpr, CLAMP: tl.constexpr, ASM: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
+    wait(CHAINED)
     tile = tl.program_id(1)
     expert = tl.load(experts + tile).to(tl.int64)
     pair = tl.load(lanes + tile * TOKENS + tl.arange(0, TOKENS))
@@ -126,6 +130,7 @@ def _gate_up(
             gate_value, up_value = tl.split(total.reshape((TOKENS, OUTPUTS // 2, 2)))
             target = inner + pair.to(tl.int64)[:, None] * INNER + at[None, :]
             mask = live[:, None] & (at < INNER)[None, :]
+        release(CHAINED)
         value = gate(gate_value, up_value, limit, CLAMP)
         tl.store(target, value.to(inner.dtype.element_ty), mask=mask)
 
@@ -135,7 +140,9 @@ def _down(
     inner, weight, scale, experts, lanes, shares, parts, H, INNER,
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr, STAGES: tl.constexpr,
     STEP: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
+    wait(CHAINED)
     tile = tl.program_id(1)
     expert = tl.load(experts + tile).to(tl.int64)
     pair = tl.load(lanes + tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
@@ -151,6 +158,7 @@ def _down(
                 weight_row, inner + pair * INNER, live, scale_row, INNER,
                 OUTPUTS, TOKENS, SLICES, STEP, STAGES, EVEN, ASM,
             )  # fmt: skip
+            release(CHAINED)
             target, mask = (
                 parts + pair[None, :] * H + at[:, None],
                 live[None, :] & (at < H)[:, None],
@@ -161,6 +169,7 @@ def _down(
                 weight_row, inner + pair * INNER, live, scale_row, INNER,
                 OUTPUTS, TOKENS, STEP, STAGES, False, EVEN, ASM,
             )  # fmt: skip
+            release(CHAINED)
             target, mask = (
                 parts + pair[:, None] * H + at[None, :],
                 live[:, None] & (at < H)[None, :],
@@ -173,8 +182,10 @@ def _down_short(
     inner, weight, scale, experts, lanes, shares, parts, H, INNER,
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr, ROUNDS: tl.constexpr,
     STAGES: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """As `_down` for at most STEP * SLICES inputs."""
+    wait(CHAINED)
     tile = tl.program_id(1)
     expert = tl.load(experts + tile).to(tl.int64)
     pair = tl.load(lanes + tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
@@ -187,10 +198,14 @@ def _down_short(
             tl.load(shares + pair, mask=live, other=0).to(tl.float32), H, INNER,
             TOKENS, OUTPUTS, SLICES, ROUNDS, STAGES, STEP, EVEN, ASM,
         )  # fmt: skip
+        release(CHAINED)
 
 
 @triton.jit
-def _sum_choices(parts, out, H, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_choices(
+    parts, out, H, TOP_K: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+):  # fmt: skip
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -214,7 +229,8 @@ def list_tiles(ids: Tensor, experts: int, tokens: int) -> Plan:
     block = min(1024, triton.next_power_of_2(pairs))
     _list_tiles[(experts,)](
         ids, *plan, pairs, most, TOKENS=tokens, BLOCK=block,
-        BLOCK_E=triton.next_power_of_2(experts), num_warps=1 if block <= 128 else 4,
+        BLOCK_E=triton.next_power_of_2(experts), CHAINED=CHAINED,
+        num_warps=1 if block <= 128 else 4, launch_pdl=CHAINED,
     )  # fmt: skip
     return plan
 
@@ -223,7 +239,9 @@ def sum_choices(parts: Tensor, out: Tensor, top_k: int) -> None:
     """parts float32 [pairs, H] summed over each token's pairs into out [..., H]."""
     hidden = parts.shape[1]
     grid = (parts.shape[0] // top_k, triton.cdiv(hidden, 1024))
-    _sum_choices[grid](parts, out, hidden, TOP_K=top_k, BLOCK=1024)
+    _sum_choices[grid](
+        parts, out, hidden, TOP_K=top_k, BLOCK=1024, CHAINED=CHAINED, launch_pdl=CHAINED
+    )
 
 
 def tiled_block_experts(
@@ -243,7 +261,7 @@ def tiled_block_experts(
         x, own.gate_up, own.gate_up_scale, *plan, inner, 0.0 if limit is None else limit, top_k,
         hidden, width, TOKENS=shape.tokens, OUTPUTS=up.outputs, SLICES=up.slices,
         STAGES=up.stages, STEP=STEP, EVEN=hidden % (STEP * max(1, up.slices)) == 0,
-        CLAMP=limit is not None, ASM=fast, num_warps=up.warps,
+        CLAMP=limit is not None, ASM=fast, CHAINED=CHAINED, num_warps=up.warps, launch_pdl=CHAINED,
     )  # fmt: skip
     _project_down(inner, own, plan, weights, parts, shape, fast)
     sum_choices(parts, out, top_k)
@@ -266,11 +284,12 @@ def _project_down(
     if low.slices and blocks <= MOST_BLOCKS:
         _down_short[(triton.cdiv(hidden, low.outputs * ROUNDS), tiles)](
             *args, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=blocks, ROUNDS=ROUNDS,
-            STAGES=low.stages, STEP=STEP, EVEN=width == blocks * STEP, ASM=fast, num_warps=1,
+            STAGES=low.stages, STEP=STEP, EVEN=width == blocks * STEP, ASM=fast,
+            CHAINED=CHAINED, num_warps=1, launch_pdl=CHAINED,
         )  # fmt: skip
     else:
         _down[(triton.cdiv(hidden, low.outputs), tiles)](
             *args, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=low.slices,
             STAGES=low.stages, STEP=STEP, EVEN=width % (STEP * max(1, low.slices)) == 0, ASM=fast,
-            num_warps=low.warps,
+            CHAINED=CHAINED, num_warps=low.warps, launch_pdl=CHAINED,
         )  # fmt: skip
