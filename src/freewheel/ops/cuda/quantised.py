@@ -111,9 +111,10 @@ def _launch_few(args: tuple[Tensor | int, ...], tile: Tile, step: int) -> None:
     x, tokens, outputs, inputs = args[0], int(args[4]), int(args[5]), int(args[6])
     assert isinstance(x, Tensor)
     wide = max(8, triton.next_power_of_2(tokens))
+    stages = min(tile.stages, 3) if wide == FEW else tile.stages  # room for two programs
     _few[(triton.cdiv(outputs, tile.outputs), 1)](
         *args, OUTPUTS=tile.outputs, TOKENS=wide, SLICES=tile.slices, STEP=step,
-        STAGES=tile.stages, EVEN=inputs % (step * tile.slices) == 0, ASM=uses_matrix_units(x),
+        STAGES=stages, EVEN=inputs % (step * tile.slices) == 0, ASM=uses_matrix_units(x),
         CHAINED=CHAINED, num_warps=tile.slices, launch_pdl=CHAINED,
     )  # fmt: skip
 
