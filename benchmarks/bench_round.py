@@ -2,11 +2,13 @@
 """Time one round at real dimensions on a CUDA device, with random weights.
 
     python benchmarks/bench_round.py --config benchmarks/configs/v32_tp8shard.json \
-        [--batch 1,8] [--context 4096] [--speculate 3] [--layers N] [--log FILE]
+        [--batch 1,8] [--context 4096] [--speculate 3] [--weights fp8] [--layers N] [--log FILE]
 
 The configurations are one rank's share of eight: heads, experts' width and vocabulary divided, full
-depth. Weights are bfloat16. The experts of `--distinct` layers are made and used in turn by all
-layers: each is far larger than the L2 cache, so this changes the memory taken and not the time.
+depth. Weights are bfloat16, or FP8 in blocks of 128 wherever a released checkpoint has them so;
+embedding, head, router and key-value up-projections are bfloat16 always. The experts of
+`--distinct` layers are made and used in turn by all layers: each is far larger than the L2 cache,
+so this changes the memory taken and not the time.
 
 One line a case. `round us`: graph replays alone, by CUDA events. `loop us`: launched and collected
 by the executor two rounds ahead, by the wall clock. `busy`: time in kernels, by the profiler, over
@@ -32,6 +34,7 @@ from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from freewheel.decode import ChainDrafter
 from freewheel.models import load_model
+from freewheel.nn.matrix import BLOCK, BlockMatrix, Matrix, PlainMatrix, copy_into
 from freewheel.nn.source import held_tensors
 from freewheel.ops import load_kernels
 from freewheel.runtime import Executor, Sizes
@@ -54,22 +57,42 @@ Spec = DsaSpec | CompressedSpec
 class DummySource:
     """Random weights, made on the device; experts of only `distinct` layers."""
 
-    def __init__(self, distinct: int) -> None:
+    def __init__(self, distinct: int, fp8: bool) -> None:
         self.dtype, self.device = torch.bfloat16, torch.device("cuda")
-        self._distinct = distinct
-        self._experts: dict[tuple[int, str], Tensor] = {}
+        self._distinct, self._fp8 = distinct, fp8
+        self._experts: dict[tuple[int, str], Matrix] = {}
 
     def has(self, name: str) -> bool:
         return name.endswith(EXPERTS)
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return self._draw(name, shape, dtype)
+
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
         if not name.endswith(EXPERTS):
-            return self._draw(name, shape, dtype)
+            return self._draw_matrix(name, shape)
         layer = int(re.findall(r"\.(\d+)\.", name)[0])
         key = layer % self._distinct, name.rpartition(".")[2]
         if key not in self._experts:
-            self._experts[key] = self._draw(name, shape, dtype)
+            self._experts[key] = self._draw_matrix(name, shape)
         return self._experts[key]
+
+    def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
+        copy_into(target, self.matrix(name, shape))
+
+    def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return self._draw(name, shape, dtype)
+
+    def _draw_matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        if not self._fp8:
+            return PlainMatrix(self._draw(name, shape, None))
+        values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=self.device)
+        for piece in values if len(shape) > 2 else values[None]:
+            piece.copy_(torch.randn(piece.shape, dtype=torch.bfloat16, device=self.device))
+        *lead, outputs, inputs = values.shape
+        grid = (*lead, -(-outputs // BLOCK), -(-inputs // BLOCK))
+        scale = torch.rand(grid, device=self.device) + 0.5
+        return BlockMatrix(values, scale * inputs**-0.5)
 
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
         """Each row's ids differ, as the experts of a token do."""
@@ -117,9 +140,11 @@ def main() -> int:
     cases = [Case(b, options.context, options.speculate) for b in batches]
     with open(options.log or "/dev/null", "w", encoding="utf-8") as log:
         print(_header(), flush=True)
-        executor = _build(spec, cases, options.distinct)
+        fp8 = options.weights == "fp8"
+        executor = _build(spec, cases, DummySource(options.distinct, fp8))
+        size = 1.0 if fp8 else 2.0
         for case in cases:
-            print(_line(spec, case, executor, log, options.config), flush=True)
+            print(_line(spec, case, executor, log, options.config, size), flush=True)
     return 0
 
 
@@ -129,6 +154,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch", default="1,8")
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--speculate", type=int, default=3)
+    parser.add_argument("--weights", default="bf16", choices=("bf16", "fp8"))
     parser.add_argument("--layers", type=int, default=0, help="fewer layers, for a quick look")
     parser.add_argument("--distinct", type=int, default=8, help="layers with experts of their own")
     parser.add_argument("--log", default="", help="write the kernels of a round there")
@@ -155,11 +181,11 @@ def _shortened(spec: Spec, layers: int) -> Spec:
     )
 
 
-def _build(spec: Spec, cases: list[Case], distinct: int) -> Executor:
+def _build(spec: Spec, cases: list[Case], source: DummySource) -> Executor:
     """An executor whose rows stand at `context` tokens, over caches of random numbers."""
     width = max(case.context for case in cases) + HEADROOM
     batch = max(case.batch for case in cases)
-    model, head = load_model(spec, DummySource(distinct), positions=width)
+    model, head = load_model(spec, source, positions=width)
     assert head is not None
     groups = model.cache_groups(PAGES[type(spec)], "bfloat16")
     pages = tuple(batch * group.pages_for(width) + 1 for group in groups)
@@ -204,7 +230,7 @@ def _rewind(executor: Executor, case: Case) -> None:
     torch.cuda.synchronize()
 
 
-def _line(spec: Spec, case: Case, executor: Executor, log: object, name: str) -> str:
+def _line(spec: Spec, case: Case, executor: Executor, log: object, name: str, size: float) -> str:
     shape = case.shape
     begin = time.perf_counter()
     executor.capture([shape], lambda _: None)
@@ -216,7 +242,7 @@ def _line(spec: Spec, case: Case, executor: Executor, log: object, name: str) ->
     _time_loop(executor, case, 3)
     alone = _time_replays(executor, shape, 30)
     kernels, inside = _profile(executor, shape, log, f"{name} batch {case.batch}")
-    floor = _floor_bytes(spec, case) / BANDWIDTH * 1e6
+    floor = _floor_bytes(spec, case, size) / BANDWIDTH * 1e6
     config = Path(name).stem
     return (
         f"{config:16s} {case.batch:5d} {case.context:7d} {shape.width:5d} {alone:9.0f} {loop:9.0f} "
@@ -288,34 +314,39 @@ def _print_in_order(kernels: list[FunctionEvent], log: object) -> None:
         print(line, file=log)  # pyright: ignore[reportArgumentType]
 
 
-def _floor_bytes(spec: Spec, case: Case) -> float:
-    """Bytes of weights and caches that one round reads at the least, in bfloat16."""
+def _floor_bytes(spec: Spec, case: Case, size: float) -> float:
+    """Bytes of weights and caches that one round reads at the least; `size` bytes a weight.
+
+    The head, caches and what is never quantised are bfloat16, the router float32.
+    """
     if isinstance(spec, CompressedSpec):
         return stream_floor(spec, case.batch, case.context, case.depth)
-    width = case.shape.width
-    layers = sum(_layer_bytes(spec, case, sparse, width) for sparse in spec.sparse_layers)
-    draft = _layer_bytes(spec, case, True, width) + 4 * spec.hidden_size**2
-    draft += (case.depth - 1) * (_layer_bytes(spec, case, True, 1) + 4 * spec.hidden_size**2)
+    width, join = case.shape.width, 2 * spec.hidden_size**2 * size
+    layers = sum(_layer_bytes(spec, case, sparse, width, size) for sparse in spec.sparse_layers)
+    draft = _layer_bytes(spec, case, True, width, size) + join
+    draft += (case.depth - 1) * (_layer_bytes(spec, case, True, 1, size) + join)
     heads = (1 + case.depth) * 2 * spec.vocab_size * spec.hidden_size
     return layers + draft + heads
 
 
-def _layer_bytes(spec: DsaSpec, case: Case, sparse: bool, width: int) -> float:
+def _layer_bytes(spec: DsaSpec, case: Case, sparse: bool, width: int, size: float) -> float:
     own, index, hidden = spec.attention, spec.indexer, spec.hidden_size
     weights = hidden * (own.q_lora_rank + own.latent_width + own.heads * own.value_dim)
     weights += own.heads * own.query_dim * own.q_lora_rank
-    weights += own.heads * own.kv_lora_rank * (own.nope_dim + own.value_dim)
-    weights += index.heads * index.dim * own.q_lora_rank + hidden * (index.dim + 2 * index.heads)
+    weights += index.heads * index.dim * own.q_lora_rank + hidden * index.dim
+    plain = own.heads * own.kv_lora_rank * (own.nope_dim + own.value_dim)
+    plain += hidden * 2 * index.heads
     tokens = case.batch * width
     if sparse and spec.moe is not None:
         moe = spec.moe
         touched = moe.experts * (1 - (1 - moe.top_k / moe.experts) ** tokens)
-        weights += 3 * hidden * moe.width * (touched + moe.shared) + 2 * hidden * moe.experts
+        weights += 3 * hidden * moe.width * (touched + moe.shared)
+        plain += 2 * hidden * moe.experts
     else:
         weights += 3 * hidden * spec.dense_width
     keys = case.batch * case.context * index.dim
     picked = tokens * min(case.context, index.topk) * own.latent_width
-    return 2.0 * (weights + keys + picked)
+    return size * weights + 2.0 * (plain + keys + picked)
 
 
 if __name__ == "__main__":

@@ -237,10 +237,10 @@ def test_pickled_weights_are_never_read(single: Path) -> None:
         open_folder(single)
 
 
-def test_a_quantised_folder_is_refused_before_its_weights_are_looked_at(tmp_path: Path) -> None:
-    method = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+def test_another_method_is_refused_before_its_weights_are_looked_at(tmp_path: Path) -> None:
+    method = {"quant_method": "awq", "bits": 4}
     write_json(tmp_path / "config.json", T32 | {"quantization_config": method})
-    with pytest.raises(UnsupportedModel, match="fp8"):
+    with pytest.raises(UnsupportedModel, match="names the method 'awq'"):
         open_folder(tmp_path)
 
 

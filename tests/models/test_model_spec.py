@@ -176,10 +176,18 @@ def test_every_field_that_matters_is_missed_by_name(config: Config) -> None:
             read_dsa(config | {name: None})
 
 
+FP8: Config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
 UNSUPPORTED: dict[str, Config] = {
     "model_type": {"model_type": "glm_moe_xyz"},
-    "quantization_config": {"quantization_config": {"quant_method": "fp8"}},
-    "fp8": {"quantization_config": {"quant_method": "fp8"}},
+    "quantization_config": {"quantization_config": {"quant_method": "modelopt"}},
+    "gptq": {"quantization_config": {"quant_method": "gptq"}},
+    "weight_block_size is missing": {"quantization_config": {"quant_method": "fp8"}},
+    r"weight_block_size \[64, 64\]": {"quantization_config": FP8 | {"weight_block_size": [64, 64]}},
+    "activation_scheme 'static'": {"quantization_config": FP8 | {"activation_scheme": "static"}},
+    "fmt 'e5m2'": {"quantization_config": FP8 | {"fmt": "e5m2"}},
+    "scale_fmt 'e4m3'": {"quantization_config": FP8 | {"scale_fmt": "e4m3"}},
+    "expert_dtype 'int4'": {"quantization_config": FP8 | {"expert_dtype": "int4"}},
     "hidden_act": {"hidden_act": "gelu"},
     "scoring_func": {"scoring_func": "softmax"},
     "topk_method": {"topk_method": "greedy"},
@@ -201,6 +209,34 @@ UNSUPPORTED: dict[str, Config] = {
     "mlp_layer_types": {"mlp_layer_types": ["hash_moe"] * 3},
     "shared": {"indexer_types": ["full", "shared", "full"]},
 }
+
+
+def test_what_config_says_of_quantised_weights_is_read() -> None:
+    assert read_dsa(T32).quantization is None
+    plain = read_dsa(T32 | {"quantization_config": FP8}).quantization
+    assert plain is not None
+    assert (plain.scale_fmt, plain.expert_dtype, plain.excluded) == ("float", None, ())
+    given = FP8 | {
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "scale_fmt": "ue8m0",
+        "expert_dtype": "fp4",
+        "modules_to_not_convert": ["lm_head", "model.layers.6", "mlp.gate"],
+    }
+    spec = read_dsa(T32 | {"quantization_config": given}).quantization
+    assert spec is not None and (spec.scale_fmt, spec.expert_dtype) == ("ue8m0", "fp4")
+    assert spec.excludes("lm_head") and spec.excludes("model.layers.6.mlp.up_proj")
+    assert spec.excludes("model.layers.1.mlp.gate")
+    assert not spec.excludes("model.layers.61.mlp.up_proj")
+    assert not spec.excludes("model.layers.1.mlp.gate_proj")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"bits": 8}, {"modules_to_not_convert": [3]}, {"modules_to_not_convert": "lm_head"}]
+)
+def test_what_is_not_known_of_quantised_weights_is_refused(changes: Config) -> None:
+    with pytest.raises(CheckpointError, match=next(iter(changes))):
+        read_dsa(T32 | {"quantization_config": FP8 | changes})
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)

@@ -16,9 +16,10 @@ from freewheel.graph import no_host_sync, trace_on_meta
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS
 from tests.ops.cases import CASES as TOKEN_CASES
 from tests.ops.cases import Sizes, assert_close
+from tests.ops.quantised_cases import QUANTISED_CASES
 from tests.ops.stream_cases import STREAM_CASES
 
-CASES = TOKEN_CASES | STREAM_CASES
+CASES = TOKEN_CASES | STREAM_CASES | QUANTISED_CASES
 EVERY_OP = pytest.mark.parametrize("name", sorted(CASES))
 WRITTEN = {
     "store_latent": -1,
@@ -65,7 +66,8 @@ def registered(name: str) -> Any:
 
 
 def test_every_op_of_these_files_is_covered_here() -> None:
-    names = ("attention", "cache", "dense", "clamped", "compressed", "hyper", "latents", "sinks")
+    names = ("attention", "cache", "dense", "clamped", "compressed", "hyper", "latents")
+    names = (*names, "quantised", "sinks")
     files = [f"freewheel.ops.{name}" for name in names]
     declared = {name for name, body in SPECIFICATIONS.items() if body.__module__ in files}
     assert declared == set(CASES)
@@ -85,8 +87,17 @@ def test_the_cpu_body_agrees_with_the_specification(name: str, of: Sizes) -> Non
 @EVERY_OP
 @pytest.mark.parametrize("batch", [0, 2])
 def test_schema_and_fake_describe_the_op(name: str, batch: int) -> None:
-    checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(registered(name), arguments(name, Sizes(batch)), test_utils=checks)
+    args = arguments(name, Sizes(batch))
+    bytes_of = [a.view(torch.uint8).clone() for a in args if _is_fp8(a)]
+    checks = ["test_faketensor"] if bytes_of else ["test_schema", "test_faketensor"]
+    torch.library.opcheck(registered(name), args, test_utils=checks)
+    registered(name)(*args)  # test_schema cannot compare FP8: no such argument may change
+    after = [a.view(torch.uint8) for a in args if _is_fp8(a)]
+    assert all(torch.equal(a, b) for a, b in zip(after, bytes_of, strict=True))
+
+
+def _is_fp8(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float8_e4m3fn
 
 
 @EVERY_OP

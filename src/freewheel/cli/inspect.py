@@ -10,12 +10,16 @@ from typing import Annotated
 import typer
 
 from freewheel.cli import options as o
-from freewheel.cli.terminal import answers, write_json
+from freewheel.cli.terminal import answers, loading, write_json
 from freewheel.config import EngineConfig
 from freewheel.engine import Survey, outline, survey
+from freewheel.engine import verify as verify_files
 from freewheel.spec import StepShape
 
 OWN = "freewheel::"
+
+NAMES = {"BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+"""safetensors' names of dtypes that are also computed in."""
 
 
 def inspect(
@@ -30,6 +34,9 @@ def inspect(
     graph: Annotated[
         bool, typer.Option("--graph", help="Also list what each captured round calls.")
     ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every file against the folder's SHA256SUMS.")
+    ] = False,
     json: o.Json = False,
 ) -> None:
     """Print configuration, memory plan and cache groups. Reads headers only; loads nothing.
@@ -37,6 +44,10 @@ def inspect(
     With --graph, every round is traced on tensors without memory. An operator of Freewheel's own
     counts as one call; `freewheel audit` counts kernels on a CUDA device.
     """
+    verified = None
+    if verify:
+        with loading(model, "verifying") as progress:
+            verified = verify_files(model, progress)
     config = EngineConfig(
         model=model,
         speculate=speculate,
@@ -51,9 +62,13 @@ def inspect(
     found = survey(config)
     graphs = outline(config) if graph else {}
     if json:
-        write_json(_as_object(found, graphs))
+        checked = {} if verified is None else {"verified": verified}
+        write_json(_as_object(found, graphs) | checked)
         return
     _print(found)
+    if verified is not None:
+        _section("files")
+        _row("verified", f"{verified} are as SHA256SUMS says")
     _print_graphs(graphs)
 
 
@@ -82,6 +97,10 @@ def _print(found: Survey) -> None:
     _row("layers", f"{spec.layers}" + (" and a multi-token-prediction layer" if spec.mtp else ""))
     _row("attention", f"{spec.reading}; up to {found.sizes.row_width:,} tokens")
     _row("vocabulary", f"{spec.vocab_size:,}; ends at {', '.join(map(str, spec.eos_ids))}")
+    _section("runs in")
+    for kind in found.precisions:
+        stored = "" if kind.held == NAMES.get(kind.stored) else f" (stored as {kind.stored})"
+        _row(kind.held, f"{kind.tensors:,} tensors{stored}: {', '.join(kind.modules)}", 28)
     _section("memory plan")
     for name, size in found.memory.items():
         _row(name, _bytes(size))
@@ -137,8 +156,8 @@ def _section(title: str) -> None:
     answers.print(title, style="bold")
 
 
-def _row(name: str, value: object) -> None:
-    answers.print(f"  {name:14}{value}")
+def _row(name: str, value: object, width: int = 14) -> None:
+    answers.print(f"  {name:{width}}{value}")
 
 
 def _bytes(size: float) -> str:

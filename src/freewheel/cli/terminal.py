@@ -22,6 +22,7 @@ from rich.progress import (
     Task,
     TaskID,
     TextColumn,
+    TransferSpeedColumn,
 )
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -96,10 +97,10 @@ def write_json(value: object) -> None:
 
 
 @contextmanager
-def loading(what: str) -> Iterator[Callable[[int, int], None]]:
+def loading(what: str, verb: str = "loading") -> Iterator[Callable[[int, int], None]]:
     """A callback for (bytes read, bytes in all): a bar on a terminal, one line off it."""
     if not messages.is_terminal:
-        messages.print(f"loading {what}", markup=False, soft_wrap=True)
+        messages.print(f"{verb} {what}", markup=False, soft_wrap=True)
         yield lambda done, total: None
         return
     columns = (
@@ -107,9 +108,10 @@ def loading(what: str) -> Iterator[Callable[[int, int], None]]:
         TextColumn("[dim]{task.description}"),
         _OnceKnown(BarColumn(bar_width=30)),
         _OnceKnown(DownloadColumn()),
+        _OnceKnown(TransferSpeedColumn()),
     )
     with Progress(*columns, console=messages, transient=True) as bar:
-        task: TaskID = bar.add_task(escape(f"loading {what}"), total=None)
+        task: TaskID = bar.add_task(escape(f"{verb} {what}"), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 

@@ -21,10 +21,12 @@ from freewheel.runtime import (
     SteadyDecode,
     SteadyRun,
     Survey,
+    convert,
     covered,
     outline,
     room_for,
     survey,
+    verify,
 )
 
 __all__ = [
@@ -52,8 +54,10 @@ __all__ = [
     "TokenEngine",
     "TokenStep",
     "Tokenizer",
+    "convert",
     "covered",
     "outline",
     "room_for",
     "survey",
+    "verify",
 ]

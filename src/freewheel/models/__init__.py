@@ -8,7 +8,9 @@ May import torch, safetensors, `freewheel.spec`, `freewheel.nn`, `freewheel.stat
 from __future__ import annotations
 
 from freewheel.models.base import DraftHead, Model
-from freewheel.models.folder import ModelFolder, StoredTensor, open_folder
+from freewheel.models.catalogue import Catalogue
+from freewheel.models.folder import ModelFolder, open_folder
+from freewheel.models.header import StoredTensor
 from freewheel.models.load import (
     LoadedModel,
     LoadReport,
@@ -18,7 +20,8 @@ from freewheel.models.load import (
     load_model,
     open_dummy,
 )
-from freewheel.models.weights import Catalogue, RandomSource, SafetensorsSource
+from freewheel.models.random_source import RandomSource
+from freewheel.models.weights import SafetensorsSource
 
 __all__ = [
     "Catalogue",

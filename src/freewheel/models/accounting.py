@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from freewheel.errors import CheckpointError, UnsupportedModel
-from freewheel.models.folder import ModelFolder, StoredTensor, shorten
-from freewheel.models.weights import FLOATS, WHOLE, Catalogue
+from freewheel.models.catalogue import Catalogue
+from freewheel.models.folder import ModelFolder, shorten
+from freewheel.models.header import StoredTensor
+from freewheel.models.storage import Wanted
 
 
 def check_tensors(folder: ModelFolder, wanted: Catalogue, mtp: bool) -> tuple[str, ...]:
@@ -27,10 +29,10 @@ def check_tensors(folder: ModelFolder, wanted: Catalogue, mtp: bool) -> tuple[st
     _refuse_mtp_without_indexer(folder, missing, mtp)
     found = {n: (folder.tensors[n], s) for n, s in wanted.wanted.items() if n in folder.tensors}
     complaints = [
-        *_complain("missing", [f"{n} {list(wanted.wanted[n])}" for n in missing]),
+        *_complain("missing", wanted.missing()),
         *_complain("not part of the model", [_place(folder.tensors, n) for n in surplus]),
         *_complain("of another shape", _wrong_shapes(found)),
-        *_complain("of an unsupported dtype", _wrong_dtypes(found, wanted.whole)),
+        *_complain("of an unsupported dtype", _wrong_dtypes(found)),
     ]
     if complaints:
         hint = _hint(folder, [*missing, *surplus], mtp)
@@ -56,21 +58,23 @@ def _place(tensors: Mapping[str, StoredTensor], name: str) -> str:
     return f"{name} (in {tensors[name].file.name})"
 
 
-def _wrong_shapes(found: Mapping[str, tuple[StoredTensor, tuple[int, ...]]]) -> list[str]:
+Found = Mapping[str, tuple[StoredTensor, Wanted]]
+
+
+def _wrong_shapes(found: Found) -> list[str]:
     return [
-        f"{name} (in {stored.file.name}): expected {list(shape)}, found {list(stored.shape)}"
-        for name, (stored, shape) in sorted(found.items())
-        if stored.shape != shape
+        f"{name} (in {stored.file.name}): expected {list(wanted.shape)}, found {list(stored.shape)}"
+        for name, (stored, wanted) in sorted(found.items())
+        if stored.shape != wanted.shape
     ]
 
 
-def _wrong_dtypes(
-    found: Mapping[str, tuple[StoredTensor, tuple[int, ...]]], whole: set[str]
-) -> list[str]:
+def _wrong_dtypes(found: Found) -> list[str]:
     return [
-        f"{name} (in {stored.file.name}): expected one of {', '.join(known)}, found {stored.dtype}"
-        for name, (stored, _) in sorted(found.items())
-        if stored.dtype not in (known := WHOLE if name in whole else FLOATS)
+        f"{name} (in {stored.file.name}): expected one of {', '.join(wanted.dtypes)}, found "
+        f"{stored.dtype}"
+        for name, (stored, wanted) in sorted(found.items())
+        if stored.dtype not in wanted.dtypes
     ]
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from freewheel.nn import WeightSource
+from freewheel.nn.matrix import Matrix
 
 TOP_NAMES = {
     "embed.weight": "model.embed_tokens.weight",
@@ -110,6 +111,15 @@ class PublishedNames:
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return self._source.tensor(self._stored(name), shape, dtype)
+
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        return self._source.matrix(self._stored(name), shape)
+
+    def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
+        self._source.fill(self._stored(name), shape, target)
+
+    def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return self._source.dense(self._stored(name), shape, dtype)
 
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
         return self._source.ids(self._stored(name), shape, below)

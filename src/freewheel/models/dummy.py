@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from freewheel.models.folder import StoredTensor
+from freewheel.models.header import StoredTensor
+from freewheel.nn.matrix import Matrix, PlainMatrix, copy_into
 
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 
@@ -35,7 +36,7 @@ class DummySource:
         return name.endswith(EXPERTS)
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        self.wanted[name] = StoredTensor(Path(), tuple(shape), "BF16")
+        self.wanted[name] = StoredTensor(Path(), tuple(shape), "BF16", 0, 0)
         if not name.endswith(EXPERTS):
             return self._draw(name, shape, dtype)
         shared = _shared_name(name)
@@ -43,8 +44,17 @@ class DummySource:
             self._experts[shared] = self._draw(shared, shape, dtype)
         return self._experts[shared]
 
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        return PlainMatrix(self.tensor(name, shape))
+
+    def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
+        copy_into(target, self.matrix(name, shape))
+
+    def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return self.tensor(name, shape, dtype)
+
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
-        self.wanted[name] = StoredTensor(Path(), tuple(shape), "I32")
+        self.wanted[name] = StoredTensor(Path(), tuple(shape), "I32", 0, 0)
         own = torch.empty(shape, dtype=torch.int32, device=self.device)
         return own if own.is_meta else own.random_(0, below, generator=self._seeded(name))
 

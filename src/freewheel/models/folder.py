@@ -9,22 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from freewheel.errors import CheckpointError
+from freewheel.models.header import StoredTensor, read_header
 from freewheel.spec.model import ModelSpec
 from freewheel.spec.model_config import read_model_spec
 
 INDEX = "model.safetensors.index.json"
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor as its file's header describes it. `dtype` is safetensors' name: BF16, F32, ..."""
-
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -152,31 +142,6 @@ def _read_all(folder: Path) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:
                 )
             tensors[name] = stored
     return tensors, ()
-
-
-def read_header(file: Path) -> dict[str, StoredTensor]:
-    """Name, shape and dtype of each tensor.
-
-    Raises CheckpointError if the file cannot be read or is cut short.
-    """
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as handle:
-            start = handle.read(8)
-    except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
-    header = int.from_bytes(start, "little")
-    if len(start) < 8 or 8 + header > size:
-        raise CheckpointError(f"{file}: truncated: {size} bytes do not hold its header")
-    try:
-        with safe_open(file, framework="pt") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            return {
-                name: StoredTensor(file, tuple(s.get_shape()), s.get_dtype())
-                for name, s in slices.items()
-            }
-    except SafetensorError as error:
-        raise CheckpointError(f"{file}: truncated or not a safetensors file: {error}") from error
 
 
 def shorten(names: list[str], most: int = 6) -> str:

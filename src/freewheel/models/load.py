@@ -14,12 +14,14 @@ from torch import Tensor
 from freewheel.errors import CheckpointError, UnsupportedModel
 from freewheel.models.accounting import check_tensors
 from freewheel.models.base import DraftHead, Model
+from freewheel.models.catalogue import Catalogue
 from freewheel.models.deepseek_v4 import load_deepseek_v4
 from freewheel.models.deepseek_v32 import load_deepseek_v32
 from freewheel.models.dummy import DummySource
-from freewheel.models.folder import ModelFolder, read_spec
+from freewheel.models.folder import ModelFolder, read_spec, shorten
 from freewheel.models.glm5 import load_glm5
-from freewheel.models.weights import Catalogue, Progress, SafetensorsSource, stored_bytes
+from freewheel.models.quantised import compare_with_config
+from freewheel.models.weights import Progress, SafetensorsSource
 from freewheel.nn import WeightSource, held_tensors
 from freewheel.spec.model import ModelSpec
 
@@ -87,16 +89,50 @@ def load_folder(
     after each tensor. Raises CheckpointError before memory is taken for weights.
     """
     _check_dtype(dtype)
-    catalogue = Catalogue(folder.tensors, dtype)
-    load_model(folder.spec, catalogue, positions=positions, mtp=mtp)
-    notes = check_tensors(folder, catalogue, mtp and folder.spec.mtp is not None)
-    total = sum(stored_bytes(folder.tensors[name]) for name in catalogue.wanted)
+    stock = take_stock(folder, dtype, positions=positions, mtp=mtp)
+    catalogue = stock.catalogue
+    total = sum(folder.tensors[name].size for name in catalogue.wanted)
     with SafetensorsSource(folder.tensors, dtype, device, progress, total) as source:
         model, head = load_model(folder.spec, source, positions=positions, mtp=mtp)
         shared = {name: why for name, why in source.skipped.items() if name in catalogue.wanted}
-    notes = (*folder.notes, *notes, *(f"skipped {name}: {why}" for name, why in shared.items()))
+    notes = (
+        *folder.notes,
+        *stock.notes,
+        *(f"skipped {name}: {why}" for name, why in shared.items()),
+    )
     report = LoadReport(total, notes)
     return LoadedModel(folder.spec, model, head, held_tensors(model, head), report)
+
+
+@dataclass(frozen=True)
+class Stock:
+    """A model without memory, what it asked for, and what there is to say of it."""
+
+    model: Model
+    draft_head: DraftHead | None
+    catalogue: Catalogue
+    notes: tuple[str, ...]
+
+
+def take_stock(
+    folder: ModelFolder, dtype: torch.dtype, *, positions: int | None = None, mtp: bool = True
+) -> Stock:
+    """Build the model from headers alone, and account for every tensor of the folder.
+
+    Raises CheckpointError if the folder does not hold the model; UnsupportedModel if it holds it in
+    a way that nothing here computes with.
+    """
+    catalogue = Catalogue(folder.tensors, dtype)
+    try:
+        model, head = load_model(folder.spec, catalogue, positions=positions, mtp=mtp)
+    except UnsupportedModel as error:
+        if missing := catalogue.missing():  # what is not there is not stored in an odd way
+            count = f"{len(missing)} tensors missing: {shorten(missing)}"
+            raise CheckpointError(f"{folder.path}: {count}") from error
+        raise
+    notes = check_tensors(folder, catalogue, mtp and folder.spec.mtp is not None)
+    notes = (*notes, *compare_with_config(folder, catalogue))
+    return Stock(model, head, catalogue, notes)
 
 
 def open_dummy(path: Path) -> ModelFolder:

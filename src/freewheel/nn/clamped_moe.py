@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freewheel import ops
-from freewheel.nn.linear import Linear, load_linear, load_wide_linear
+from freewheel.nn.experts import ExpertNames, Experts, load_experts, with_shared
+from freewheel.nn.linear import Linear, Projection, load_joined, load_linear, load_wide_linear
 from freewheel.nn.source import WeightSource, wide_dtype
 from freewheel.spec.compressed import ClampedMoeSpec
+
+PARTS = ExpertNames(gate="w1", up="w3", down="w2")
 
 
 @dataclass(frozen=True)
 class ClampedMlp:
     """down(silu(min(gate x, limit)) * clamp(up x))."""
 
-    gate_up: Linear  # [2 * I, H]
-    down: Linear  # [H, I]
+    gate_up: Projection  # [2 * I, H]
+    down: Projection  # [H, I]
     limit: float
 
     def __call__(self, x: Tensor) -> Tensor:  # [B, W, H] -> [B, W, H]
@@ -30,14 +33,14 @@ class ClampedMoe:
     """The experts of each token, and the shared ones. Exactly one of `bias` and `table` is there.
 
     With a table the token alone says which experts; their weights still follow from scores.
+    `shared` None: there is none, or `experts` run it along with theirs.
     """
 
     spec: ClampedMoeSpec
     router: Linear  # float32 [E, H]
     bias: Tensor | None  # float32 [E]
     table: Tensor | None  # int32 [V, top_k]
-    gate_up: Tensor  # float [E, 2 * I, H]
-    down: Tensor  # float [E, H, I]
+    experts: Experts
     shared: ClampedMlp | None
 
     def __call__(self, x: Tensor, tokens: Tensor) -> Tensor:
@@ -48,7 +51,7 @@ class ClampedMoe:
         else:
             assert self.bias is not None
             weights, ids = ops.route_best(logits, self.bias, spec.top_k, spec.scale)
-        routed = ops.clamped_experts(x, self.gate_up, self.down, ids, weights, spec.limit)
+        routed = self.experts(x, ids, weights)
         return routed if self.shared is None else routed + self.shared(x)
 
 
@@ -56,8 +59,13 @@ def load_clamped_moe(
     source: WeightSource, moe: ClampedMoeSpec, name: str, width: int, *, hashed: int | None
 ) -> ClampedMoe:
     """The layer stored under `name`. `hashed`: the vocabulary, if the token's id chooses."""
-    gate_up, down = _load_experts(source, moe, f"{name}.experts", width)
-    bias = table = None
+    shape = (moe.width, width)
+    experts = load_experts(source, f"{name}.experts", PARTS, moe.experts, shape, moe.limit)
+    shared = bias = table = None
+    if moe.shared:
+        shared = _load_shared(source, moe, f"{name}.shared_experts", width)
+        whole = with_shared(experts, shared.gate_up, shared.down)
+        experts, shared = (experts, shared) if whole is None else (whole, None)
     if hashed is None:
         bias = source.tensor(f"{name}.gate.bias", (moe.experts,), wide_dtype(source.dtype))
     else:
@@ -67,36 +75,13 @@ def load_clamped_moe(
         router=load_wide_linear(source, f"{name}.gate", moe.experts, width),
         bias=bias,
         table=table,
-        gate_up=gate_up,
-        down=down,
-        shared=_load_shared(source, moe, f"{name}.shared_experts", width) if moe.shared else None,
+        experts=experts,
+        shared=shared,
     )
 
 
 def _load_shared(source: WeightSource, moe: ClampedMoeSpec, name: str, width: int) -> ClampedMlp:
     inner = moe.shared * moe.width
-    gate = source.tensor(f"{name}.w1.weight", (inner, width))
-    joined = gate.new_empty(2 * inner, width)
-    joined[:inner].copy_(gate)
-    joined[inner:].copy_(source.tensor(f"{name}.w3.weight", (inner, width)))
-    return ClampedMlp(Linear(joined), load_linear(source, f"{name}.w2", width, inner), moe.limit)
-
-
-def _load_experts(
-    source: WeightSource, moe: ClampedMoeSpec, name: str, width: int
-) -> tuple[Tensor, Tensor]:
-    """gate_up [E, 2I, H] and down [E, H, I], stored either so or expert by expert."""
-    inner = moe.width
-    if source.has(f"{name}.gate_up_proj"):
-        gate_up = source.tensor(f"{name}.gate_up_proj", (moe.experts, 2 * inner, width))
-        return gate_up, source.tensor(f"{name}.down_proj", (moe.experts, width, inner))
-    first = source.tensor(f"{name}.0.w1.weight", (inner, width))
-    gate_up = first.new_empty(moe.experts, 2 * inner, width)
-    down = first.new_empty(moe.experts, width, inner)
-    for expert in range(moe.experts):
-        own = f"{name}.{expert}"
-        gate = first if expert == 0 else source.tensor(f"{own}.w1.weight", (inner, width))
-        gate_up[expert, :inner].copy_(gate)
-        gate_up[expert, inner:].copy_(source.tensor(f"{own}.w3.weight", (inner, width)))
-        down[expert].copy_(source.tensor(f"{own}.w2.weight", (width, inner)))
-    return gate_up, down
+    names = (f"{name}.{PARTS.gate}", f"{name}.{PARTS.up}")
+    gate_up = load_joined(source, names, (inner, inner), width)
+    return ClampedMlp(gate_up, load_linear(source, f"{name}.{PARTS.down}", width, inner), moe.limit)

@@ -16,7 +16,7 @@ from freewheel import ops
 from freewheel.nn.compressor import Compressor, load_compressor
 from freewheel.nn.entry_groups import KEY, WINDOW
 from freewheel.nn.entry_indexer import EntryIndexer, load_entry_indexer
-from freewheel.nn.linear import Linear, load_linear
+from freewheel.nn.linear import Projection, load_linear
 from freewheel.nn.norm_rope import Norm, load_wide_norm
 from freewheel.nn.sight import Sight
 from freewheel.nn.source import WeightSource, wide_dtype
@@ -33,14 +33,14 @@ class CompressedAttention:
     kind: LayerKind
     layer: int
     query_norm_eps: float
-    q_a: Linear  # [q_lora, H]
+    q_a: Projection  # [q_lora, H]
     q_a_norm: Norm
-    q_b: Linear  # [heads * head_dim, q_lora]
-    kv: Linear  # [head_dim, H]
+    q_b: Projection  # [heads * head_dim, q_lora]
+    kv: Projection  # [head_dim, H]
     kv_norm: Norm
     sinks: Tensor  # float32 [heads]
     group_down: Tensor  # float [groups, group_rank, group_width]
-    output: Linear  # [H, groups * group_rank]
+    output: Projection  # [H, groups * group_rank]
     compressor: Compressor | None
     indexer: EntryIndexer | None
     rope_table: Tensor  # float32 [T, rope]
@@ -103,7 +103,7 @@ def load_compressed_attention(
         compressor = load_compressor(source, spec, f"{name}.compressor", layer, table)
     if kind is LayerKind.SPARSE:
         indexer = load_entry_indexer(source, spec, f"{name}.indexer", layer, table)
-    down = source.tensor(f"{name}.wo_a.weight", (own.groups * own.group_rank, own.group_width))
+    down = source.dense(f"{name}.wo_a.weight", (own.groups * own.group_rank, own.group_width))
     return CompressedAttention(
         spec=own,
         kind=kind,

@@ -81,10 +81,10 @@ def _load(
     kind, dtype = spec.kinds[layer], wide_dtype(source.dtype)
     channels = 2 * dim if kind is LayerKind.SPARSE else dim
     shape = (channels, spec.hidden_size)
-    kv = source.tensor(f"{name}.wkv.weight", shape)
+    kv = source.dense(f"{name}.wkv.weight", shape)
     joined = kv.new_empty(2 * channels, spec.hidden_size)
     joined[:channels].copy_(kv)
-    joined[channels:].copy_(source.tensor(f"{name}.wgate.weight", shape))
+    joined[channels:].copy_(source.dense(f"{name}.wgate.weight", shape))
     return Compressor(
         layer=layer,
         entry_field=fields[0],

@@ -10,7 +10,7 @@ from torch import Tensor
 from freewheel import ops
 from freewheel.nn.compressor import Compressor, load_index_compressor
 from freewheel.nn.indexer import pick
-from freewheel.nn.linear import Linear, load_linear, load_wide_linear
+from freewheel.nn.linear import Linear, Projection, load_linear, load_wide_linear
 from freewheel.nn.sight import EntrySight
 from freewheel.nn.source import WeightSource
 from freewheel.spec.compressed import CompressedSpec, EntryIndexerSpec
@@ -26,7 +26,7 @@ class EntryIndexer:
 
     spec: EntryIndexerSpec
     compressor: Compressor
-    query: Linear  # [Hi * Di, q_lora]
+    query: Projection  # [Hi * Di, q_lora]
     weights: Linear  # float32 [Hi, H]
     rope_table: Tensor  # float32 [T, rope]
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freewheel import ops
+from freewheel.errors import UnsupportedModel
+from freewheel.nn.matrix import BlockMatrix, Matrix, PackedMatrix, PlainMatrix, join_rows
 from freewheel.nn.source import WeightSource, wide_dtype
 
 
@@ -27,13 +29,38 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class BlockLinear:
+    """x @ weight^T with a weight that stays in FP8; x keeps its own precision."""
+
+    weight: Tensor  # float8_e4m3fn [out, in]
+    scale: Tensor  # float32 [ceil(out / 128), ceil(in / 128)]
+
+    def __call__(self, x: Tensor) -> Tensor:  # [..., in] -> [..., out]
+        return ops.block_linear(x, self.weight, self.scale)
+
+
+@dataclass(frozen=True)
+class SplitLinear:
+    """Rows that cannot be joined into one matrix: as many products, side by side."""
+
+    parts: tuple[Linear | BlockLinear, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:  # [..., in] -> [..., sum of out]
+        return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+Projection = Linear | BlockLinear | SplitLinear
+"""Whatever maps [..., in] to [..., out]."""
+
+
+@dataclass(frozen=True)
 class StackedLinear:
     """Projections of one input as one: it is read once, and a wide product fills a device better.
 
     `parts`: outputs of each, 0 for one that a layer does not have.
     """
 
-    joined: Linear  # [sum of parts, in]
+    joined: Projection  # [sum of parts, in]
     parts: tuple[int, ...]
 
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:  # [..., in] -> [..., part] each
@@ -60,27 +87,50 @@ class Head:
         return F.linear(hidden, self.weight).to(wide_dtype(hidden.dtype))
 
 
-def load_linear(source: WeightSource, name: str, outputs: int, inputs: int) -> Linear:
-    """`name`.weight [outputs, inputs]."""
-    return Linear(source.tensor(f"{name}.weight", (outputs, inputs)))
+def load_linear(source: WeightSource, name: str, outputs: int, inputs: int) -> Projection:
+    """`name`.weight [outputs, inputs], in the precision in which it is stored."""
+    return load_joined(source, (name,), (outputs,), inputs)
+
+
+def load_joined(
+    source: WeightSource, names: tuple[str, ...], outputs: tuple[int, ...], inputs: int
+) -> Projection:
+    """The projections of one input stored under `names`, one above the other."""
+    parts = tuple(
+        source.matrix(f"{name}.weight", (rows, inputs))
+        for name, rows in zip(names, outputs, strict=True)
+    )
+    whole = parts[0] if len(parts) == 1 else join_rows(parts)
+    if whole is None:
+        return SplitLinear(tuple(map(_linear, parts, names)))
+    return _linear(whole, names[0])
+
+
+def _linear(matrix: Matrix, name: str) -> Linear | BlockLinear:
+    match matrix:
+        case PlainMatrix():
+            return Linear(matrix.values)
+        case BlockMatrix():
+            return BlockLinear(matrix.values, matrix.scale)
+        case PackedMatrix():
+            raise UnsupportedModel(
+                f"{name}.weight: stored as {matrix.storage}, which is supported for routed experts "
+                "only; convert it to fp8 or bf16"
+            )
 
 
 def load_stacked_linear(
     source: WeightSource, parts: Sequence[tuple[str, int]], inputs: int
 ) -> StackedLinear:
     """`name`.weight [outputs, inputs] of each (name, outputs), in this order; none of 0 outputs."""
-    outputs = [count for _, count in parts]
-    weight = torch.empty(sum(outputs), inputs, dtype=source.dtype, device=source.device)
-    for (name, count), rows in zip(parts, weight.split(outputs), strict=True):
-        if count:
-            rows.copy_(source.tensor(f"{name}.weight", (count, inputs)))
-    return StackedLinear(Linear(weight), tuple(outputs))
+    names, outputs = zip(*(part for part in parts if part[1]), strict=True)
+    joined = load_joined(source, names, outputs, inputs)
+    return StackedLinear(joined, tuple(count for _, count in parts))
 
 
 def load_wide_linear(source: WeightSource, name: str, outputs: int, inputs: int) -> Linear:
     """As `load_linear`, but computed in float32: for weights that decide rather than transform."""
-    weight = source.tensor(f"{name}.weight", (outputs, inputs), wide_dtype(source.dtype))
-    return Linear(weight)
+    return Linear(source.dense(f"{name}.weight", (outputs, inputs), wide_dtype(source.dtype)))
 
 
 def load_embedding(source: WeightSource, name: str, vocab: int, width: int) -> Embedding:

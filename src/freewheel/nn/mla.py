@@ -14,7 +14,7 @@ from torch import Tensor
 from freewheel import ops
 from freewheel.nn.history import HISTORY, LATENT
 from freewheel.nn.indexer import Indexer, load_indexer
-from freewheel.nn.linear import Linear, StackedLinear, load_linear, load_stacked_linear
+from freewheel.nn.linear import Projection, StackedLinear, load_linear, load_stacked_linear
 from freewheel.nn.norm_rope import Norm, load_norm
 from freewheel.nn.source import WeightSource
 from freewheel.spec.model import AttentionSpec, DsaSpec
@@ -33,7 +33,7 @@ class SparseMla:
     up: StackedLinear  # [Hi * Di + heads * (nope + rope), q_lora], Hi * Di of the indexer or 0
     key_up: Tensor  # float [heads, nope, kv_lora]
     value_up: Tensor  # float [heads, kv_lora, value]
-    output: Linear  # [H, heads * value]
+    output: Projection  # [H, heads * value]
     indexer: Indexer | None
     rope_table: Tensor  # float32 [T, rope]
 
@@ -116,7 +116,7 @@ def load_mla(
 def _split_kv_b(source: WeightSource, own: AttentionSpec, name: str) -> tuple[Tensor, Tensor]:
     """kv_b_proj apart: keys' [heads, nope, kv_lora], and values' [heads, kv_lora, value]."""
     rows = own.heads * (own.nope_dim + own.value_dim)
-    weight = source.tensor(f"{name}.kv_b_proj.weight", (rows, own.kv_lora_rank))
+    weight = source.dense(f"{name}.kv_b_proj.weight", (rows, own.kv_lora_rank))
     by_head = weight.view(own.heads, own.nope_dim + own.value_dim, own.kv_lora_rank)
     key_up, value_up = by_head.split((own.nope_dim, own.value_dim), dim=1)
     return key_up.contiguous(), value_up.transpose(1, 2).contiguous()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from freewheel.nn.decoder import DecoderLayer, load_decoder_layer
-from freewheel.nn.linear import Embedding, Head, Linear, load_linear
+from freewheel.nn.linear import Embedding, Head, Projection, load_linear
 from freewheel.nn.norm_rope import Norm, load_norm
 from freewheel.nn.source import WeightSource
 from freewheel.spec.model import DsaSpec
@@ -29,7 +29,7 @@ class MtpLayer:
     embedding: Embedding
     token_norm: Norm
     hidden_norm: Norm
-    join: Linear  # [H, 2 * H]
+    join: Projection  # [H, 2 * H]
     layer: DecoderLayer
     final_norm: Norm
     head: Head

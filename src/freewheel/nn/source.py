@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from freewheel.nn.matrix import Matrix
+
 
 class WeightSource(Protocol):
     """Hands out weights by checkpoint name. Every request is checked against the checkpoint."""
@@ -29,7 +31,25 @@ class WeightSource(Protocol):
         ...
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor, of `dtype` (the source's if None). Raises CheckpointError if it has none."""
+        """The tensor, of `dtype` (the source's if None); what is stored quantised is refused.
+
+        Raises CheckpointError if the checkpoint has none.
+        """
+        ...
+
+    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        """The weight [..., N, K] with its scales, in the precision in which it is stored."""
+        ...
+
+    def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
+        """As `matrix`, read into `target`. Raises UnsupportedModel if it is stored otherwise."""
+        ...
+
+    def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """The weight [..., N, K] as numbers of `dtype` (the source's if None), however stored.
+
+        For weights that no quantised op takes.
+        """
         ...
 
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freewheel.nn.hyper import HyperHead, load_hyper_head
-from freewheel.nn.linear import Embedding, Head, Linear, load_linear
+from freewheel.nn.linear import Embedding, Head, Projection, load_linear
 from freewheel.nn.norm_rope import Norm, load_wide_norm
 from freewheel.nn.sight import window_sight
 from freewheel.nn.source import WeightSource
@@ -29,8 +29,8 @@ class StreamMtp:
     embedding: Embedding
     token_norm: Norm
     hidden_norm: Norm
-    token_join: Linear  # [D, D]
-    hidden_join: Linear  # [D, D]
+    token_join: Projection  # [D, D]
+    hidden_join: Projection  # [D, D]
     layer: StreamLayer
     collapse: HyperHead
     final_norm: Norm

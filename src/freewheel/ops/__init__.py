@@ -20,6 +20,12 @@ from freewheel.ops.clamped import (
     route_best,
     route_by_token,
 )
+from freewheel.ops.codecs import (
+    dequantise_blocks,
+    dequantise_mxfp4,
+    quantise_blocks,
+    quantise_mxfp4,
+)
 from freewheel.ops.compressed import (
     compress,
     entry_slots,
@@ -52,6 +58,7 @@ from freewheel.ops.dense import (
 from freewheel.ops.hyper import hyper_close, hyper_collapse, hyper_open
 from freewheel.ops.latents import absorb_query, expand_values, index_queries, norm_latents
 from freewheel.ops.linear import wide_linear
+from freewheel.ops.quantised import block_experts, block_linear, mxfp4_experts
 from freewheel.ops.registry import (
     IMPLEMENTATIONS,
     SPECIFICATIONS,
@@ -70,6 +77,8 @@ __all__ = [
     "adjust",
     "apply_adjustments",
     "apply_inbox",
+    "block_experts",
+    "block_linear",
     "choose",
     "clamped_experts",
     "clamped_silu_mul",
@@ -77,6 +86,8 @@ __all__ = [
     "compress",
     "constrain",
     "cpu",
+    "dequantise_blocks",
+    "dequantise_mxfp4",
     "entry_slots",
     "expand_values",
     "follow",
@@ -91,6 +102,7 @@ __all__ = [
     "layer_norm",
     "load_kernels",
     "lookup",
+    "mxfp4_experts",
     "norm_latents",
     "open_query",
     "open_round",
@@ -98,6 +110,8 @@ __all__ = [
     "place_heads",
     "plan_closings",
     "project_raw",
+    "quantise_blocks",
+    "quantise_mxfp4",
     "rms_norm",
     "rope",
     "rope_tail",

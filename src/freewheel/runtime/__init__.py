@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from freewheel.runtime.build import Built, Resolved, build
 from freewheel.runtime.clock import Span
+from freewheel.runtime.convert import convert
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.machine import Machine
 from freewheel.runtime.memory import Sizes
 from freewheel.runtime.outline import outline
 from freewheel.runtime.steady import SteadyCounts, SteadyDecode, SteadyRun, room_for
-from freewheel.runtime.survey import Survey, survey
+from freewheel.runtime.survey import Survey, survey, verify
 from freewheel.runtime.tracing import DeviceTrace, covered, traced
 
 __all__ = [
@@ -32,9 +33,11 @@ __all__ = [
     "SteadyRun",
     "Survey",
     "build",
+    "convert",
     "covered",
     "outline",
     "room_for",
     "survey",
     "traced",
+    "verify",
 ]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,18 +13,15 @@ from freewheel.decode import ChainDrafter, Drafter, LookupDrafter, NoDrafter
 from freewheel.errors import CheckpointError, ConfigError
 from freewheel.host import Shelf
 from freewheel.models import (
-    Catalogue,
     LoadedModel,
     ModelFolder,
     load_dummy,
     load_folder,
-    load_model,
     open_dummy,
     open_folder,
 )
-from freewheel.models.accounting import check_tensors
 from freewheel.models.base import DraftHead, Model
-from freewheel.models.load import has_mtp_weights
+from freewheel.models.load import Stock, has_mtp_weights, take_stock
 from freewheel.ops import load_kernels
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.memory import Sizes, plan_memory
@@ -149,22 +146,10 @@ def _load(
     return load_folder(folder, own, device=device, positions=positions, mtp=mtp, progress=progress)
 
 
-@dataclass(frozen=True)
-class Sketch:
-    """A model without memory, and the names and shapes of the tensors that it asked for."""
-
-    model: Model
-    head: DraftHead | None
-    wanted: Mapping[str, tuple[int, ...]]
-
-
-def sketch(config: EngineConfig, folder: ModelFolder, drafter: str, dtype: str) -> Sketch:
+def sketch(config: EngineConfig, folder: ModelFolder, drafter: str, dtype: str) -> Stock:
     """The model from headers alone. Raises CheckpointError if the folder does not hold it."""
-    catalogue = Catalogue(folder.tensors, DTYPES[dtype])
-    positions, mtp = config.context_len or folder.spec.max_positions, drafter == "mtp"
-    model, head = load_model(folder.spec, catalogue, positions=positions, mtp=mtp)
-    check_tensors(folder, catalogue, mtp)
-    return Sketch(model, head, catalogue.wanted)
+    positions = config.context_len or folder.spec.max_positions
+    return take_stock(folder, DTYPES[dtype], positions=positions, mtp=drafter == "mtp")
 
 
 def resolve_drafter(config: EngineConfig, folder: ModelFolder, decisions: Decisions) -> str:

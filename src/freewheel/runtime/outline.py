@@ -42,7 +42,7 @@ def outline(config: EngineConfig) -> dict[StepShape, Counter[str]]:
     arena = Arena("meta")
     state = SequenceState.build(arena, sizes.rows, sizes.row_width, groups)
     cache = CachePool(arena, groups, sizes.pages)
-    round_ = Round(state, cache, found.model, make_drafter(drafter, found.head))
+    round_ = Round(state, cache, found.model, make_drafter(drafter, found.draft_head))
 
     def calls(shape: StepShape) -> Counter[str]:
         words = InboxLayout.of(shape, groups, sizes.row_width, state.vocabulary).words

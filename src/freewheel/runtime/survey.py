@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-import math
+import re
 from dataclasses import dataclass
 
-from freewheel.config import Decision, Decisions, EngineConfig
+from freewheel.config import Decision, Decisions, EngineConfig, find_model
+from freewheel.models import Catalogue, ModelFolder
+from freewheel.models.manifest import Progress, verify_manifest
 from freewheel.nn.source import held_tensors
 from freewheel.runtime.build import (
     find_folder,
@@ -25,14 +27,29 @@ from freewheel.state import Arena, CachePool, SequenceState
 
 
 @dataclass(frozen=True)
+class Precision:
+    """Modules that are alike: `stored` is the dtype in their file, `held` what they run in.
+
+    `modules`: names without layer and expert. `tensors`: how many there are.
+    """
+
+    stored: str
+    held: str
+    modules: tuple[str, ...]
+    tensors: int
+
+
+@dataclass(frozen=True)
 class Survey:
     """`request_pages`: what a decoding request of full context holds of each group.
 
-    `memory`: bytes by what they are for. `parameters`: elements of the weights asked for."""
+    `memory`: bytes by what they are for. `parameters`: elements of the weights asked for.
+    `precisions`: what every module runs in."""
 
     spec: ModelSpec
     parameters: int
     dtype: str
+    precisions: tuple[Precision, ...]
     groups: tuple[CacheGroup, ...]
     sizes: Sizes
     request_pages: tuple[int, ...]
@@ -59,16 +76,39 @@ def survey(config: EngineConfig) -> Survey:
         arena, sizes.rows, sizes.row_width, groups, folder.spec.vocab_size, config.max_grammars
     )
     CachePool(arena, groups, sizes.pages)
-    weights = sum(t.numel() * t.element_size() for t in held_tensors(found.model, found.head))
+    weights = sum(t.numel() * t.element_size() for t in held_tensors(found.model, found.draft_head))
     return Survey(
         spec=folder.spec,
-        parameters=sum(math.prod(shape) for shape in found.wanted.values()),
+        parameters=found.catalogue.parameters,
         dtype=dtype,
+        precisions=_precisions(folder, found.catalogue),
         groups=groups,
         sizes=sizes,
         request_pages=tuple(request_pages(config, g, sizes.row_width) for g in groups),
         ladder=config.ladder(),
         memory={"weights": weights, **arena.sizes()},
         decisions=tuple(decisions.made),
-        notes=folder.notes,
+        notes=(*folder.notes, *found.notes),
     )
+
+
+_PLACE = re.compile(r"^(model\.)?(layers|mtp)\.\d+\.|(?<=experts)\.\d+(?=\.)|\.weight$")
+"""What tells apart tensors of one kind: their layer, their expert, and an ending that all have."""
+
+
+def _precisions(folder: ModelFolder, catalogue: Catalogue) -> tuple[Precision, ...]:
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for name, held in catalogue.held.items():
+        kinds.setdefault((folder.tensors[name].dtype, held), []).append(_PLACE.sub("", name))
+    return tuple(
+        Precision(stored, held, tuple(dict.fromkeys(names)), len(names))
+        for (stored, held), names in sorted(kinds.items())
+    )
+
+
+def verify(model: str, progress: Progress | None = None) -> int:
+    """How many files of the model's folder are as its SHA256SUMS says.
+
+    `progress` is called with (bytes read, bytes in all). Raises CheckpointError if any differs.
+    """
+    return verify_manifest(find_model(model), progress)

@@ -49,17 +49,6 @@ WITHOUT_EFFECT = frozenset(
 """Fields known not to change what is computed. A `head_dim` here is not the latent attention's."""
 
 
-def refuse_quantised(fields: Fields) -> None:
-    """Raise UnsupportedModel if the checkpoint's weights are quantised."""
-    quantization = fields.mapping("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method", "unnamed")
-        raise UnsupportedModel(
-            f"{fields.where}: quantization_config names the method {method!r}; quantised "
-            "checkpoints are not supported yet: use a bfloat16 or float32 one"
-        )
-
-
 def refuse_other_values(fields: Fields, required: Mapping[str, object]) -> None:
     """Raise UnsupportedModel if a field of `required` is there with another value."""
     for name, wanted in required.items():

@@ -12,7 +12,6 @@ from freewheel.spec.common_config import (
     eos_ids,
     read_mtp,
     refuse_other_values,
-    refuse_quantised,
     with_ignored,
 )
 from freewheel.spec.compressed import (
@@ -26,6 +25,7 @@ from freewheel.spec.compressed import (
 from freewheel.spec.compressed_layers import hashed_layers, read_compression, read_kinds
 from freewheel.spec.config_fields import Fields
 from freewheel.spec.model import RopeSpec
+from freewheel.spec.quantization import read_quantization
 from freewheel.spec.rope_config import read_yarn, refuse_unknown
 
 REQUIRED_VALUES: Mapping[str, object] = {
@@ -40,6 +40,9 @@ REQUIRED_VALUES: Mapping[str, object] = {
     "topk_method": "noaux_tc",
 }
 """Fields that change the maths, and the one value of each that is implemented."""
+
+EXPERT_DTYPES = ("bf16", "bfloat16", "fp32", "float32", "fp8", "fp4")
+"""What experts may be said to be stored as. What they are stored as, their headers say."""
 
 REFUSED_FIELDS = (
     "hc_pre_from_prev_sublayer",
@@ -70,6 +73,7 @@ def read_compressed(
         norm_eps=fields.positive("rms_norm_eps"),
         max_positions=max_positions,
         tied_head=fields.flag("tie_word_embeddings", False),
+        quantization=read_quantization(fields),
         mtp=read_mtp(fields, layers, sparse=True),
         bos_id=bos_id(fields, vocab_size),
         eos_ids=eos_ids(fields, generation_config, vocab_size),
@@ -91,7 +95,6 @@ def read_compressed(
 
 
 def _refuse_other_maths(fields: Fields) -> None:
-    refuse_quantised(fields)
     refuse_other_values(fields, REQUIRED_VALUES)
     refused = sorted(
         name
@@ -103,10 +106,10 @@ def _refuse_other_maths(fields: Fields) -> None:
             f"{fields.where}: {', '.join(refused)} belongs to a later model than DeepSeek-V4, "
             "which is not supported"
         )
-    if fields.text("expert_dtype", "bf16") not in ("bf16", "bfloat16", "fp32", "float32"):
+    if fields.text("expert_dtype", "bf16") not in EXPERT_DTYPES:
         raise UnsupportedModel(
-            f"{fields.where}: expert_dtype {fields.get('expert_dtype')!r} is not supported yet: "
-            "use a checkpoint in bfloat16 or float32"
+            f"{fields.where}: expert_dtype {fields.get('expert_dtype')!r} is not supported; "
+            f"supported: {', '.join(EXPERT_DTYPES)}"
         )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from freewheel.spec.quantization import QuantizationSpec
+
 
 @dataclass(frozen=True)
 class YarnSpec:
@@ -124,6 +126,7 @@ class ModelSpec:
     norm_eps: float
     max_positions: int
     tied_head: bool
+    quantization: QuantizationSpec | None
     mtp: MtpSpec | None
     bos_id: int | None
     eos_ids: tuple[int, ...]

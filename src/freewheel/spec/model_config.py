@@ -11,7 +11,6 @@ from freewheel.spec.common_config import (
     eos_ids,
     read_mtp,
     refuse_other_values,
-    refuse_quantised,
     with_ignored,
 )
 from freewheel.spec.compressed import V4
@@ -19,6 +18,7 @@ from freewheel.spec.compressed_config import read_compressed
 from freewheel.spec.config_fields import Fields
 from freewheel.spec.layer_kinds import full_layers, sparse_layers
 from freewheel.spec.model import AttentionSpec, DsaSpec, IndexerSpec, ModelSpec, MoeSpec, MtpSpec
+from freewheel.spec.quantization import read_quantization
 from freewheel.spec.rope_config import read_rope
 
 FAMILIES = ("deepseek_v32", "glm_moe_dsa", V4)
@@ -83,6 +83,7 @@ def read_dsa(
         norm_eps=fields.positive("rms_norm_eps"),
         max_positions=max_positions,
         tied_head=fields.flag("tie_word_embeddings", False),
+        quantization=read_quantization(fields),
         attention=_attention(fields, scale_factor),
         indexer=_indexer(fields, family, layers, max_positions),
         rope=rope,
@@ -107,7 +108,6 @@ def _family(fields: Fields) -> str:
 
 
 def _refuse_other_maths(fields: Fields) -> None:
-    refuse_quantised(fields)
     refuse_other_values(fields, REQUIRED_VALUES)
     refused = [name for name in REFUSED_FIELDS if fields.has(name)]
     if refused:

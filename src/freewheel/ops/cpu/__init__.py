@@ -12,6 +12,7 @@ from freewheel.ops.cpu import (
     dense,
     hyper,
     latents,
+    quantised,
     sinks,
     steps,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "dense",
     "hyper",
     "latents",
+    "quantised",
     "sinks",
     "steps",
 ]

@@ -11,6 +11,7 @@ One file a family. Each body agrees with its specification up to rounding, and:
 from freewheel.ops.cuda import (
     adjusting,
     attention,
+    block_experts,
     cache,
     choosing,
     clamped,
@@ -25,6 +26,8 @@ from freewheel.ops.cuda import (
     latents,
     linear,
     lookup,
+    mxfp4_experts,
+    quantised,
     rounds,
     scoring,
     selection,
@@ -35,6 +38,7 @@ from freewheel.ops.cuda import (
 __all__ = [
     "adjusting",
     "attention",
+    "block_experts",
     "cache",
     "choosing",
     "clamped",
@@ -49,6 +53,8 @@ __all__ = [
     "latents",
     "linear",
     "lookup",
+    "mxfp4_experts",
+    "quantised",
     "rounds",
     "scoring",
     "selection",

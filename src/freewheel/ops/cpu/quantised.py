@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantised experts: only the chosen ones are dequantised, one at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from freewheel.ops.dense import wide
+from freewheel.ops.quantised import (
+    Weights,
+    block_weights,
+    mxfp4_weights,
+    run_expert,
+    shared_output,
+)
+from freewheel.ops.registry import implement
+
+
+@implement("block_experts", "cpu")
+def block_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    limit: float | None = None,
+    shared_gate_up: Tensor | None = None,
+    shared_gate_up_scale: Tensor | None = None,
+    shared_down: Tensor | None = None,
+    shared_down_scale: Tensor | None = None,
+) -> Tensor:
+    of, values = block_weights(gate_up, gate_up_scale, down, down_scale), wide(x)
+    total = _chosen_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
+    return total.add_(shared_output(values, shared, limit)).to(x.dtype)
+
+
+@implement("mxfp4_experts", "cpu")
+def mxfp4_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    limit: float | None = None,
+) -> Tensor:
+    of = mxfp4_weights(gate_up, gate_up_scale, down, down_scale)
+    return _chosen_experts(wide(x), gate_up.shape[0], of, ids, weights, limit).to(x.dtype)
+
+
+def _chosen_experts(
+    x: Tensor, experts: int, weights_of: Weights, ids: Tensor, weights: Tensor, limit: float | None
+) -> Tensor:
+    """Each chosen expert on its own tokens; lanes add up in order of expert. x is wide."""
+    tokens = x.flatten(0, -2)  # [N, H]
+    top_k, flat = ids.shape[-1], ids.flatten()
+    order = flat.argsort(stable=True)  # lanes by expert, then by token
+    counts = flat.bincount(minlength=experts).tolist()
+    shares = weights.flatten().to(tokens.dtype).index_select(0, order)[:, None]
+    owners = order // top_k  # token of each lane
+    total = torch.zeros_like(tokens)
+    for expert, (token, share) in enumerate(
+        zip(owners.split(counts), shares.split(counts), strict=True)
+    ):
+        if counts[expert]:
+            own = run_expert(tokens.index_select(0, token), weights_of(expert, x.dtype), limit)
+            total.index_add_(0, token, own.mul_(share))
+    return total.view(x.shape)

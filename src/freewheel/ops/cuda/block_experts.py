@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FP8 experts: few tokens in three launches, more by tiles of each expert's own tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from freewheel.ops.clamped import clamped_silu_mul
+from freewheel.ops.cuda.few_block_experts import BlockWeights, few_block_experts, takes
+from freewheel.ops.cuda.quantised import block_linear, uses_matrix_units
+from freewheel.ops.cuda.quantised_experts import STEP, tiled_block_experts
+from freewheel.ops.dense import silu_mul
+from freewheel.ops.registry import SPECIFICATIONS, implement
+
+
+@implement("block_experts", "cuda")
+def block_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    gate_up_scale: Tensor,
+    down: Tensor,
+    down_scale: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    limit: float | None = None,
+    shared_gate_up: Tensor | None = None,
+    shared_gate_up_scale: Tensor | None = None,
+    shared_down: Tensor | None = None,
+    shared_down_scale: Tensor | None = None,
+) -> Tensor:
+    shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
+    if x.dtype not in (torch.bfloat16, torch.float32):
+        given = (x, gate_up, gate_up_scale, down, down_scale, ids, weights, limit)
+        return SPECIFICATIONS["block_experts"](*given, *shared)
+    x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
+    own, behind = _as_bytes(gate_up, gate_up_scale, down, down_scale), _as_bytes(*shared)
+    assert own is not None
+    width = None if behind is None else behind.down.shape[1]
+    if takes(ids.numel() // ids.shape[-1], down.shape[2], width):
+        return few_block_experts(x, own, ids, weights, limit, behind, uses_matrix_units(x))
+    out = tiled_block_experts(x, own, ids, weights, limit, uses_matrix_units(x))
+    return out if behind is None else out + _run_shared(x, behind, limit)
+
+
+def _as_bytes(
+    gate_up: Tensor | None,
+    gate_up_scale: Tensor | None,
+    down: Tensor | None,
+    down_scale: Tensor | None,
+) -> BlockWeights | None:
+    """FP8 weights as the bytes that kernels read, if there are any."""
+    if gate_up is None or gate_up_scale is None or down is None or down_scale is None:
+        return None
+    return BlockWeights(
+        gate_up.view(torch.uint8), gate_up_scale, down.view(torch.uint8), down_scale
+    )
+
+
+def _run_shared(x: Tensor, shared: BlockWeights, limit: float | None) -> Tensor:
+    """x through an expert of any width that every token chooses: [..., H]."""
+    if shared.down.shape[1] % STEP:  # the second half begins inside a block
+        halves = zip(shared.gate_up.chunk(2), shared.gate_up_scale.chunk(2), strict=True)
+        both = torch.cat([block_linear(x, w, s) for w, s in halves], -1)
+    else:
+        both = block_linear(x, shared.gate_up, shared.gate_up_scale)
+    inner = silu_mul(both) if limit is None else clamped_silu_mul(both, limit)
+    return block_linear(inner, shared.down, shared.down_scale)
