@@ -59,7 +59,7 @@ class Sampling(Strict):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     logit_bias: (
-        Annotated[dict[ShortText, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
+        Annotated[dict[IdText, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)]
         | None
     ) = None
     allowed_token_ids: Annotated[list[TokenId], Field(max_length=1 << 17)] | None = None
