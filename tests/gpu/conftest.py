@@ -28,4 +28,5 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "t32": closed_form.write_t32(root / "t32"),
         "tg": closed_form.write_tg(root / "tg"),
         "perm": closed_form.write_perm(root / "perm"),
+        "pen": closed_form.write_pen(root / "pen"),
     }
