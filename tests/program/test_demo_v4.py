@@ -33,7 +33,7 @@ def plain() -> dict[SamplingParams, list[tuple[int, ...]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{"speculate": 3}, {"speculate": 7, "run_ahead": 3}, {"speculate": 3, "chunk": 16}],
+    [{"speculate": 7, "run_ahead": 3}, {"speculate": 3, "chunk": 16}],
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()),
 )
 def test_the_v4_demo_answers_alike_however_it_is_run(
