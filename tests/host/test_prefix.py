@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from freewheel.host import Request
 from freewheel.host.prefix import PrefixCache
 from freewheel.spec import CacheField, CacheGroup
+from freewheel.spec.adjustments import Adjustments
 from tests.host.device import VOCABULARY, solo
 from tests.host.engine import Engine, Setup, history, window
 from tests.host.test_fuzz import Trial, random_setup
@@ -128,6 +129,21 @@ def test_what_a_page_end_closes_need_not_be_kept() -> None:
     run(engine, "a", TOKENS[:40])
     assert engine.pools[1].cached == 0
     assert run(engine, "b", TOKENS[:40]).stats.cached_tokens == 36
+
+
+def test_what_a_grammar_follows_is_never_passed_over() -> None:
+    """A grammar's state is that of the output's tokens, so only the prompt may be found."""
+    engine = Engine(Setup())
+    run(engine, "a", TOKENS[:30])
+    request = engine.setup.request("b", TOKENS[:14])
+    request.adjustments = Adjustments(prompt_len=14, trigger=1, budget=9)
+    request.output.extend(TOKENS[14:29])  # as after a preemption
+    pages = engine.scheduler.roster.reservations
+    assert len(pages.match(request)) == 14 // 4
+    request.adjustments = None
+    assert len(pages.match(request)) == 28 // 4
+    request.params = replace(request.params, prompt_logprobs=0)
+    assert pages.match(request) == (), "every prompt token's score is asked for"
 
 
 def test_a_forgotten_request_leaves_only_what_it_had_found() -> None:

@@ -14,6 +14,7 @@ from freewheel import LLM, ops
 from freewheel.config import EngineConfig
 from freewheel.errors import ConfigError
 from freewheel.graph import TapeGraph
+from freewheel.runtime import deterministic
 from freewheel.runtime.build import check_deterministic, find_folder
 from freewheel.runtime.deterministic import BLOCK, FixedBlocks, in_fixed_blocks
 
@@ -53,6 +54,38 @@ def test_a_token_s_products_are_the_same_bits_in_any_company(tokens: int, infere
                 assert torch.equal(one[0, 0], many[b, w])
     for blocked, plain in zip(together, products(x), strict=True):
         torch.testing.assert_close(blocked, plain)
+
+
+@pytest.mark.parametrize("tokens", [1, BLOCK, 2 * BLOCK + 5])
+def test_ops_with_kernels_for_few_tokens_see_whole_blocks(
+    tokens: int,
+) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(2, tokens, 128, generator=generator)
+    ids = torch.randint(4, (2, tokens, 2), generator=generator, dtype=torch.int32)
+    weight = torch.rand(2, tokens, 2, generator=generator)
+    plain = torch.randn(4, 64, 128, generator=generator), torch.randn(4, 128, 32)
+    own = torch.randn(128, 128, generator=generator)
+    values, scale = ops.quantise_blocks(own)
+    calls = (
+        (ops.grouped_experts, (x, *plain, ids, weight)),
+        (ops.block_linear, (x, values, scale)),
+    )
+    for op, args in calls:
+        with FixedBlocks():
+            blocked = op(*args)
+        assert blocked.shape == x.shape
+        torch.testing.assert_close(blocked, op(*args), rtol=1e-4, atol=1e-3)
+
+    seen: list[int] = []
+
+    def watched(rows: Tensor) -> Tensor:
+        seen.append(rows.shape[:-1].numel())
+        return rows
+
+    out = deterministic._token_by_token(watched, (0,), (x,), {})  # type: ignore[arg-type]
+    assert torch.equal(out, x)
+    assert seen == [BLOCK] * -(-2 * tokens // BLOCK)
 
 
 def test_blocks_become_part_of_a_captured_graph() -> None:

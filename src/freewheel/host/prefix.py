@@ -62,13 +62,14 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def match(self, request: Request) -> tuple[Block, ...]:
+    def match(self, request: Request, most: int) -> tuple[Block, ...]:
         """The longest run of blocks, from the request's first token on, behind which it can start.
 
-        At least one certain token is left to compute: a block is known by the token behind it.
+        Of its first `most` tokens. At least one certain token is left to compute: a block is known
+        by the token behind it.
         """
         found: list[Block] = []
-        for key in self.keys(request):
+        for key in self.keys(request)[: most // self.block_size]:
             block = self._blocks.get(key)
             if block is None:
                 break

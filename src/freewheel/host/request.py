@@ -146,6 +146,16 @@ class Request:
         return len(self.prompt) + len(self.output)
 
     @property
+    def reusable(self) -> int:
+        """Its first tokens that rounds need not pass over: none where each one's score is asked
+        for; those of the prompt where a grammar's state follows the output from its first token.
+        """
+        if self.params.prompt_logprobs is not None:
+            return 0
+        followed = self.adjustments is not None and self.adjustments.constrains
+        return len(self.prompt) if followed else self.known
+
+    @property
     def state(self) -> RequestState:
         if self.finish is not None:
             return RequestState.FINISHED

@@ -42,8 +42,7 @@ class Reservations:
 
     def match(self, request: Request) -> tuple[Block, ...]:
         """Kept blocks that the request could start behind."""
-        wants_all = request.params.prompt_logprobs is not None  # of every prompt token, so computed
-        return () if self.prefix is None or wants_all else self.prefix.match(request)
+        return () if self.prefix is None else self.prefix.match(request, request.reusable)
 
     def shared(self, blocks: tuple[Block, ...]) -> list[int]:
         """Pages of each group, among those of the blocks, that some tenancy owns already."""

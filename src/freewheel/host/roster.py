@@ -74,8 +74,9 @@ class Roster:
         prefix = self.reservations.prefix
         if prefix is None:
             return False
-        have = blocks * prefix.block_size
-        return any(other.lower < prefix.common(request, other) > have for other in ahead)
+        have, most = blocks * prefix.block_size, request.reusable
+        shared = ((other, min(prefix.common(request, other), most)) for other in ahead)
+        return any(other.lower < tokens >= have + prefix.block_size for other, tokens in shared)
 
     def admit(self, request: Request) -> None:
         """Give a waiting request a row."""

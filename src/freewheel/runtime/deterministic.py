@@ -3,8 +3,9 @@
 
 A library chooses its kernel, its tiles and the order of its sums by the shape of a product, so a
 token's last bits change with the batch and the width. Here every product sees the same number of
-tokens, padded with zeros: one shape for each weight, one order of sums. The kernels of this package
-sum in such an order anyway. The price is that a wide rectangle reads the weights once a block.
+tokens, padded with zeros: one shape for each weight, one order of sums. So does an op of this
+package that has kernels of its own for few tokens; the others sum in such an order anyway. The
+price is that a wide rectangle reads the weights once a block.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ _TOKENS: dict[Any, tuple[int, int]] = {
 }
 """Product -> which argument holds the tokens, and along which of its dimensions."""
 
+_BY_TOKEN: dict[Any, tuple[int, ...]] = {
+    ops.grouped_experts: (0, 3, 4),
+    ops.block_linear: (0,),
+    ops.block_experts: (0, 5, 6),
+    ops.mxfp4_experts: (0, 5, 6),
+}
+"""Op that has kernels of its own for few tokens -> its arguments [B, W, ...], a place a token."""
+
 
 class FixedBlocks(DispatchMode):
     """A context in which products run `BLOCK` tokens at a time.
@@ -51,6 +60,8 @@ class FixedBlocks(DispatchMode):
         if parts is not None:
             with self:  # a composite hides its products
                 return parts(*args, **kwargs)
+        if func in _BY_TOKEN:
+            return _token_by_token(func, _BY_TOKEN[func], args, kwargs)
         if func not in _TOKENS:
             return func(*args, **kwargs)
         index, dim = _TOKENS[func]
@@ -63,6 +74,24 @@ class FixedBlocks(DispatchMode):
 
         out = by_blocks(product, tokens, dim)
         return out.view(*args[0].shape[:-1], -1) if func is ops.wide_linear else out
+
+
+def _token_by_token(
+    func: OpOverload, places: tuple[int, ...], args: Args, kwargs: dict[str, Any]
+) -> Tensor:
+    """`func`, for blocks of tokens; what fills the last one up has no weight and index 0."""
+    x: Tensor = args[0]
+    lead, count = x.shape[:-1], x.shape[:-1].numel()
+    flat = {index: args[index].reshape(1, count, -1) for index in places}
+    outs: list[Tensor] = []
+    for at in range(0, count, BLOCK):
+        own = list(args)
+        for index, values in flat.items():
+            block = values[:, at : at + BLOCK]
+            missing = BLOCK - block.shape[1]
+            own[index] = torch.nn.functional.pad(block, (0, 0, 0, missing)).contiguous()
+        outs.append(func(*own, **kwargs))
+    return torch.cat(outs, 1)[:, :count].reshape(*lead, -1) if outs else func(*args, **kwargs)
 
 
 def by_blocks(product: Callable[[Tensor], Tensor], tokens: Tensor, dim: int) -> Tensor:
