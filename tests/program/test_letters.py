@@ -122,7 +122,7 @@ def adjusting_plan(shape: StepShape, adjustments: Adjustments | None) -> StepPla
 
 
 def apply_adjusting(state: SequenceState, plan: StepPlan) -> None:
-    layout = InboxLayout.of(plan.shape, GROUPS, 70)
+    layout = InboxLayout.of(plan.shape, GROUPS, state.tokens.shape[1], 70)
     letter = np.full(layout.words, 12345, dtype=np.int32)
     pack(plan, layout, letter)
     receive(state, torch.from_numpy(letter), plan.shape, GROUPS)

@@ -116,7 +116,17 @@ def join_rows(parts: tuple[Matrix, ...]) -> Matrix | None:
     if isinstance(first, BlockMatrix) and any(p.values.shape[0] % BLOCK for p in parts[:-1]):
         return None
     columns = zip(*(part.tensors() for part in parts), strict=True)
-    return _of(first, [torch.cat(column) for column in columns])
+    return _of(first, [_one_behind_the_other(column) for column in columns])
+
+
+def _one_behind_the_other(parts: tuple[Tensor, ...]) -> Tensor:
+    """As `torch.cat`, which imports PyTorch's compiler for tensors without memory."""
+    whole = parts[0].new_empty(sum(len(part) for part in parts), *parts[0].shape[1:])
+    at = 0
+    for part in parts:
+        whole[at : at + len(part)].copy_(part)
+        at += len(part)
+    return whole
 
 
 def _of(like: Matrix, tensors: list[Tensor]) -> Matrix:
