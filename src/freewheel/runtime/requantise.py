@@ -28,8 +28,8 @@ Encode = Callable[[str, Tensor], Tensors]
 
 PRECISIONS = ("fp8", "mxfp4", "bf16")
 EXPERTS = ".experts."
-KEPT = ".eh_proj.weight"
-"""A projection that V3.2 and GLM leave as it is."""
+KEPT = (".eh_proj.weight", ".compressor.wkv.weight", ".compressor.wgate.weight")
+"""Projections that are left as they are: V3.2's and GLM's own, and those whose products V4 sums."""
 
 E8M0 = torch.float8_e8m0fnu
 
