@@ -18,8 +18,8 @@ from freewheel.engine.wishes import adjustments_of
 from freewheel.errors import RequestError
 from freewheel.host import Request, Scheduler, TextStream
 from freewheel.runtime import build
-from freewheel.spec import SamplingParams, StepShape
-from freewheel.structured import Compiler
+from freewheel.spec import Grammar, SamplingParams, StepShape
+from freewheel.structured import Compiler, Wish
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
@@ -146,7 +146,13 @@ class LLM:
         finally:
             self._session.close([request.id])
 
-    def _request(self, prompt: Prompt, params: SamplingParams, cache_salt: str) -> Request:
+    def _request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        cache_salt: str,
+        compiled: Callable[[Wish], Grammar] | None = None,
+    ) -> Request:
         if not isinstance(cache_salt, str):
             raise RequestError("cache_salt", f"must be text, got {_kind(cache_salt)}")
         if not isinstance(params, SamplingParams):
@@ -167,7 +173,8 @@ class LLM:
         stop_ids = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
         self._check_ids("logit_bias", tuple(token for token, _ in params.biases))
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
-        adjustments = adjustments_of(params, ids, self.tokenizer, self._compiler)
+        compiled = compiled or self._compiler.compile
+        adjustments = adjustments_of(params, ids, self.tokenizer, compiled)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return Request(
             next(self._ids), ids, params, seed, self.context_len, stop_ids, adjustments, cache_salt

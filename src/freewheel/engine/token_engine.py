@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from freewheel.engine.llm import LLM
+from freewheel.engine.logprobs import prompt_logprobs
+from freewheel.engine.output import Chunk, Logprobs
 from freewheel.engine.session import Live
 from freewheel.engine.timeline import RoundTimes
 from freewheel.errors import RequestError
 from freewheel.host import RequestState, TextStream
 from freewheel.host.pages import IdPool
-from freewheel.spec import FinishReason, SamplingParams
+from freewheel.spec import FinishReason, Grammar, SamplingParams
+from freewheel.structured import Wish
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,9 @@ class Load:
 class TokenStep:
     """What one letter brought one request: `tokens`, the first `accepted` of `drafted` drafts.
 
-    `queued_seconds`: how long it waited for a row; set on its first step.
+    `queued_seconds`: how long it waited for a row, and `cached_tokens` of its prompt that were not
+    computed: set on its first step. `logprobs`: one for each token, if asked for.
+    `prompt_logprobs`: on the first step with a token, if asked for.
     """
 
     id: str
@@ -59,6 +64,9 @@ class TokenStep:
     accepted: int
     finish: FinishReason | None
     queued_seconds: float | None
+    cached_tokens: int | None = None
+    logprobs: tuple[Logprobs, ...] | None = None
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
 
 
 @dataclass(eq=False)
@@ -93,13 +101,29 @@ class TokenEngine:
         prompt: Sequence[int],
         params: SamplingParams,
         cache_salt: str = "",
+        grammar: Grammar | None = None,
     ) -> None:
-        """Queue a request. Raises RequestError, and changes nothing, if it cannot be served."""
+        """Queue a request. Raises RequestError, and changes nothing, if it cannot be served.
+
+        `grammar`: what `grammar_of(params)` gave. Without it, a structure is compiled here, and the
+        rounds of others wait for that.
+        """
         if request_id in self._guests:
             raise RequestError("id", f"{request_id!r} is in use by a live request")
-        request = self._llm._request(list(prompt), params, cache_salt)
+        request = self._llm._request(
+            list(prompt), params, cache_salt, None if grammar is None else lambda _: grammar
+        )
         live = self._session.add(request, TextStream(_no_text))
         self._guests[request_id] = _Guest(request_id, live, time.perf_counter())
+
+    def grammar_of(self, params: SamplingParams) -> Grammar | None:
+        """The compiled form of the structure that `params` asks for; None if it asks for none.
+
+        It may take seconds, and may be called while another thread steps: but by one thread only.
+        Raises RequestError for a structure that is refused.
+        """
+        structure = params.structure
+        return None if structure is None else self._llm._compiler.compile(Wish(*structure))
 
     def abort(self, request_id: str) -> None:
         """End a request now; nothing more comes of it. No effect if it has ended."""
@@ -147,20 +171,34 @@ class TokenEngine:
         live = guest.live
         while live.chunks:
             chunk = live.chunks.popleft()
-            drafted = accepted = 0
-            if chunk.token_ids:
-                arrival = live.arrivals[guest.reported]
-                drafted, accepted = arrival.drafted, arrival.accepted
-                guest.reported += 1
-            queued = None if guest.told else guest.queued
-            guest.told = True
-            steps.append(
-                TokenStep(guest.id, chunk.token_ids, drafted, accepted, chunk.finish_reason, queued)
-            )
+            steps.append(_step(guest, chunk))
             if chunk.finish_reason is not None:
                 self._preemptions += live.request.stats.preemptions
                 del self._guests[guest.id]
         return steps
+
+
+def _step(guest: _Guest, chunk: Chunk) -> TokenStep:
+    live, first = guest.live, not guest.told
+    drafted = accepted = 0
+    prompt = None
+    if chunk.token_ids:
+        arrival = live.arrivals[guest.reported]
+        drafted, accepted = arrival.drafted, arrival.accepted
+        prompt = prompt_logprobs(live.request) if guest.reported == 0 else None
+        guest.reported += 1
+    guest.told = True
+    return TokenStep(
+        id=guest.id,
+        tokens=chunk.token_ids,
+        drafted=drafted,
+        accepted=accepted,
+        finish=chunk.finish_reason,
+        queued_seconds=guest.queued if first else None,
+        cached_tokens=live.request.stats.cached_tokens if first else None,
+        logprobs=chunk.logprobs,
+        prompt_logprobs=prompt,
+    )
 
 
 def _no_text(ids: Sequence[int], /) -> str:

@@ -3,20 +3,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.errors import RequestError
-from freewheel.spec import Adjustments, SamplingParams
+from freewheel.spec import Adjustments, Grammar, SamplingParams
 from freewheel.spec.adjustments import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
-from freewheel.structured import Compiler, Wish
+from freewheel.structured import Wish
 
 THINKING = ("<think>", "</think>")
 """The tokens between which models of these families think."""
 
 
 def adjustments_of(
-    params: SamplingParams, prompt: tuple[int, ...], tokenizer: Tokenizer, compiler: Compiler
+    params: SamplingParams,
+    prompt: tuple[int, ...],
+    tokenizer: Tokenizer,
+    compiled: Callable[[Wish], Grammar],
 ) -> Adjustments | None:
     """The adjustments of a request, or None if it changes no logit.
+
+    `compiled` is called for its structure, if it has one.
 
     Raises RequestError for words that do not fit a row of the device state, or for a structure
     that does not compile.
@@ -28,7 +35,7 @@ def adjustments_of(
         trigger = open_thinking(prompt, tokenizer)
     found = Adjustments(
         prompt_len=len(prompt),
-        grammar=None if structure is None else compiler.compile(Wish(*structure)),
+        grammar=None if structure is None else compiled(Wish(*structure)),
         trigger=trigger,
         budget=-1 if budget is None or trigger < 0 else budget,
         presence=params.presence_penalty,
