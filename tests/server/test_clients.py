@@ -187,7 +187,8 @@ def test_anthropics_messages_answer_alike(claude: anthropic.Anthropic, answer: s
     assert final.usage.output_tokens == found.usage.output_tokens
     assert final.stop_reason == found.stop_reason
     counted = claude.messages.count_tokens(model="demo", messages=ASKED)
-    assert counted.input_tokens == found.usage.input_tokens
+    cached = found.usage.cache_read_input_tokens
+    assert cached is not None and counted.input_tokens == found.usage.input_tokens + cached
 
 
 def test_anthropics_stop_sequence_is_named(claude: anthropic.Anthropic, answer: str) -> None:
@@ -215,7 +216,7 @@ def test_anthropics_errors_are_its_own(claude: anthropic.Anthropic) -> None:
 @pytest.mark.parametrize(
     ("extra", "field"),
     [
-        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"extra_body": {"logits_processors": ["x"]}}, "logits_processors"),

@@ -8,10 +8,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from freewheel.engine import Reader, Reading, Tokenizer
+from freewheel.engine import Logprobs, Reader, Reading, Tokenizer
 from freewheel.server.failures import ApiError
 from freewheel.server.link import Link
 from freewheel.server.sampling import for_choice
+from freewheel.server.structure import Structure
 from freewheel.server.tickets import Events, Ticket
 from freewheel.server.wire import Step
 from freewheel.spec import FinishReason, SamplingParams
@@ -31,6 +32,9 @@ class Choice:
     said: list[str] = field(default_factory=list[str])
     thought: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
+    """One for each of `token_ids`, if asked for."""
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     accepted: int = 0
     finish: FinishReason | None = None
     stopped_by: str | None = None
@@ -59,6 +63,7 @@ class Part:
 
     choice: Choice
     reading: Reading
+    logprobs: tuple[Logprobs, ...] = ()
 
     @property
     def said(self) -> str:
@@ -81,9 +86,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of all choices; each prompt counts once. `rejected`: drafts that did not count."""
+    """Tokens of all choices; each prompt counts once. `cached` of the prompts' were
+    not computed, since an earlier request had. `rejected`: drafts that did not count."""
 
     prompt: int
+    cached: int
     completion: int
     thought: int
     accepted: int
@@ -101,11 +108,13 @@ class Generation:
         params: SamplingParams,
         n: int = 1,
         end_of_thought: int | None = None,
+        structure: Structure | None = None,
+        cache_salt: str = "",
     ) -> None:
         """Raises ApiError: 503 without an engine, 429 if there is too much to do."""
         link.check_ready()
         link.ledger.admit(n * sum(map(len, prompts)), n * len(prompts))
-        self._link = link
+        self._link, self._structure, self._n = link, structure, n
         self._events: Events = asyncio.Queue()
         self._prompt_tokens = sum(map(len, prompts))
         self.choices: list[Choice] = []
@@ -114,7 +123,7 @@ class Generation:
         for prompt in prompts:
             for copy in range(n):
                 own = for_choice(params, copy)
-                ticket = link.open(prompt, own, self._events)
+                ticket = link.open(prompt, own, self._events, cache_salt)
                 reader = Reader(tokenizer, own, end_of_thought)
                 choice = Choice(len(self.choices), prompt, ticket, reader)
                 self.choices.append(choice)
@@ -126,6 +135,7 @@ class Generation:
         accepted = sum(one.accepted for one in self.choices)
         return Usage(
             prompt=self._prompt_tokens,
+            cached=sum(one.ticket.cached_tokens for one in self.choices[:: self._n]),
             completion=sum(len(one.token_ids) for one in self.choices),
             thought=sum(one.reader.thought_tokens for one in self.choices),
             accepted=accepted,
@@ -160,7 +170,7 @@ class Generation:
             ticket, event = await self._event()
             choice = self._by_id[ticket.id]
             if isinstance(event, ApiError):
-                raise event
+                raise event if self._structure is None else self._structure.blamed(event)
             if choice.finish is None:
                 return self._read(choice, event)
 
@@ -183,10 +193,19 @@ class Generation:
 
     def _read(self, choice: Choice, step: Step) -> Part:
         if step.finish in ABNORMAL:
-            raise ApiError(500, "the engine could not go on with this answer", code="engine_error")
+            raise ApiError(
+                500,
+                "the engine could not go on with this answer: its logits held NaN, or the "
+                "request's bans and form left no token to choose",
+                code="engine_error",
+            )
         finish = None if step.finish is None else FinishReason(step.finish)
         reading = choice.reader.push(step.tokens, step.accepted, finish)
         choice.add(reading)
+        logprobs = (step.logprobs or ())[: len(reading.token_ids)]
+        choice.logprobs += logprobs
+        if step.prompt_logprobs is not None:
+            choice.prompt_logprobs = step.prompt_logprobs
         if reading.cut:
             self._link.close([choice.ticket], FinishReason.STOP)
-        return Part(choice, reading)
+        return Part(choice, reading, logprobs)

@@ -96,12 +96,14 @@ class Link:
         if self.state is not EngineState.READY:
             raise not_ready(f"the engine is {self.state}")
 
-    def open(self, prompt: list[int], params: SamplingParams, events: Events) -> Ticket:
+    def open(
+        self, prompt: list[int], params: SamplingParams, events: Events, cache_salt: str = ""
+    ) -> Ticket:
         """Send a request to the engine. Raises ApiError if there is none."""
         self.check_ready()
         ticket = Ticket(f"{next(self._ids)}", prompt, params, events)
         self.ledger.live[ticket.id] = ticket
-        self._send(m.Submit(ticket.id, prompt, params))
+        self._send(m.Submit(ticket.id, prompt, params, cache_salt))
         return ticket
 
     def close(self, tickets: list[Ticket], reason: FinishReason = FinishReason.ABORT) -> None:

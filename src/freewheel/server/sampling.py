@@ -1,57 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """From an endpoint's fields to SamplingParams: the one place that knows both.
 
-A field of the engine's own SamplingParams is passed on under its name. One that the schema knows
-and SamplingParams does not is refused, unless its value changes nothing.
+Fields have the names of SamplingParams, but for the form of an answer (`structure.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from freewheel.errors import RequestError
 from freewheel.server.failures import ApiError
 from freewheel.server.schema import Sampling
+from freewheel.server.structure import Structure
 from freewheel.spec import SamplingParams
 
-SUPPORTED = frozenset(one.name for one in fields(SamplingParams))
-NEUTRAL: Mapping[str, object] = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "logit_bias": {},
-    "allowed_token_ids": [],
-    "bad_words": [],
-    "structured_outputs": {},
-    "logprobs": False,
-    "top_logprobs": 0,
-}
-"""Values that ask for nothing."""
-
-NAMES = frozenset(Sampling.model_fields)
+NAMES = frozenset(Sampling.model_fields) - {"structured_outputs"}
 
 
 def sampling_params(
-    asked: Sampling, max_tokens: int | None, extra: Mapping[str, object] | None = None
+    asked: Sampling,
+    max_tokens: int | None,
+    extra: Mapping[str, object] | None = None,
+    structure: Structure | None = None,
 ) -> SamplingParams:
     """What the engine is to do. `extra`: fields that only one endpoint has, such as logprobs.
 
-    Raises ApiError 400 for a field that the engine does not have, or whose value it refuses.
+    Raises ApiError 400 for a value that the engine refuses.
     """
     wanted = {name: getattr(asked, name) for name in sorted(NAMES)} | dict(extra or {})
-    wanted = {name: value for name, value in wanted.items() if value is not None}
-    passed: dict[str, Any] = {"max_tokens": max_tokens}
-    for name, value in wanted.items():
-        if name in SUPPORTED:
-            passed[name] = _converted(name, value)
-        elif not _is_neutral(name, value):
-            raise unsupported(name)
+    passed: dict[str, Any] = {
+        name: _converted(name, value) for name, value in wanted.items() if value is not None
+    }
+    passed |= {} if structure is None else structure.wanted
     try:
-        return SamplingParams(**passed)
+        return SamplingParams(**passed, max_tokens=max_tokens)
     except RequestError as error:
-        raise ApiError(400, str(error), param=error.field) from error
+        refused = ApiError(400, str(error), param=error.field)
+        raise (refused if structure is None else structure.blamed(refused)) from error
 
 
 def unsupported(name: str) -> ApiError:
@@ -66,11 +53,6 @@ def for_choice(params: SamplingParams, index: int) -> SamplingParams:
     if params.seed is None or index == 0:
         return params
     return replace(params, seed=(params.seed + index + (1 << 63)) % (1 << 64) - (1 << 63))
-
-
-def _is_neutral(name: str, value: object) -> bool:
-    """False is not 0 here: `logprobs: 0` asks for something, `logprobs: false` does not."""
-    return name in NEUTRAL and type(NEUTRAL[name]) in (type(value), int) and NEUTRAL[name] == value
 
 
 def _converted(name: str, value: Any) -> Any:

@@ -2,7 +2,7 @@
 """Fields that several endpoints share. Every number, text and list has a bound.
 
 Names are OpenAI's, and vLLM's where OpenAI has none. A field that is not in the schema is refused
-by name. What the schema knows and the engine does not do yet is refused in `sampling.py`.
+by name.
 """
 
 from __future__ import annotations
@@ -41,6 +41,14 @@ class StreamOptions(Strict):
     include_obfuscation: Literal[False] | None = None
 
 
+class StructuredOutputs(Strict):
+    """vLLM's: one form that the answer is held to."""
+
+    json_: dict[str, Any] | Text | None = Field(default=None, alias="json")
+    regex: Annotated[str, StringConstraints(max_length=1 << 16)] | None = None
+    choice: Annotated[list[ShortText], Field(min_length=1, max_length=1024)] | None = None
+
+
 class Sampling(Strict):
     """How tokens are chosen and when an answer ends."""
 
@@ -64,7 +72,7 @@ class Sampling(Strict):
     ) = None
     allowed_token_ids: Annotated[list[TokenId], Field(max_length=1 << 17)] | None = None
     bad_words: Annotated[list[StopText], Field(max_length=1024)] | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: Annotated[int, Field(ge=-1, le=128)] | None = None
     thinking_token_budget: Count | None = None
 
@@ -78,6 +86,7 @@ class Choices(Sampling):
     stream_options: StreamOptions | None = None
     user: ShortText | None = None
     priority: Literal[0] | None = None
+    cache_salt: ShortText | None = None
     return_token_ids: bool | None = None
     return_pieces: bool | None = Field(
         default=None,

@@ -19,7 +19,9 @@ from freewheel.server.generation import Generation
 from freewheel.server.link import Link
 from freewheel.server.metrics import ServerMetrics
 from freewheel.server.recent import Recent
+from freewheel.server.scores import Spelling
 from freewheel.server.settings import ServerSettings
+from freewheel.server.structure import Structure
 from freewheel.server.tickets import Ticket
 from freewheel.server.wire import Step
 from freewheel.spec import SamplingParams
@@ -49,8 +51,10 @@ class Serving:
     recent: Recent = field(default_factory=Recent)
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+    spelling: Spelling = field(init=False)
 
     def __post_init__(self) -> None:
+        self.spelling = Spelling(self.tokenizer, self.vocab_size)
         self.link.on_round, self.link.on_end = self.recent.round, self.metrics.end
         self.link.on_step = self._note
 
@@ -131,10 +135,14 @@ class Serving:
         params: SamplingParams,
         n: int = 1,
         end_of_thought: int | None = None,
+        structure: Structure | None = None,
+        cache_salt: str | None = None,
     ) -> Generation:
         """Begin. Raises ApiError 429 and 503."""
+        salt = cache_salt or ""
+        given = (prompts, params, n, end_of_thought, structure, salt)
         try:
-            return Generation(self.link, self.tokenizer, prompts, params, n, end_of_thought)
+            return Generation(self.link, self.tokenizer, *given)
         except ApiError as error:
             self.metrics.rejected(error.code or "error")
             raise

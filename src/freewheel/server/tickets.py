@@ -32,6 +32,7 @@ class Ticket:
     drafted: int = 0
     accepted: int = 0
     queued_seconds: float | None = None
+    cached_tokens: int = 0
     ended: bool = False
 
     @property
@@ -43,6 +44,8 @@ class Ticket:
         """Count what came."""
         if step.queued_seconds is not None:
             self.queued_seconds = step.queued_seconds
+        if step.cached_tokens is not None:
+            self.cached_tokens = step.cached_tokens
         if step.tokens:
             self.first = now if self.first is None else self.first
             self.latest = now

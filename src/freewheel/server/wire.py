@@ -6,7 +6,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
-from freewheel.engine import Load, RoundTimes
+from freewheel.engine import Load, Logprobs, RoundTimes
 from freewheel.spec import SamplingParams
 
 
@@ -16,6 +16,7 @@ class Submit(Struct, tag=True):
     id: str
     prompt: list[int]
     params: SamplingParams
+    cache_salt: str = ""
 
 
 class Abort(Struct, tag=True):
@@ -67,6 +68,9 @@ class Step(Struct, tag=True, omit_defaults=True):
     accepted: int = 0
     finish: str | None = None
     queued_seconds: float | None = None
+    cached_tokens: int | None = None
+    logprobs: tuple[Logprobs, ...] | None = None
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
 
 
 class Progress(Struct, tag=True):

@@ -13,6 +13,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 
 import msgspec
@@ -20,11 +22,14 @@ import zmq
 
 from freewheel import LLM
 from freewheel.config import EngineConfig
-from freewheel.engine import TokenEngine
+from freewheel.engine import TokenEngine, TokenStep
 from freewheel.errors import FreewheelError, RequestError
 from freewheel.server import wire as m
+from freewheel.spec import Grammar
 
 HEARTBEAT_SECONDS = 1.0
+COMPILING_SECONDS = 0.01
+"""How often an engine with nothing else to do looks whether a grammar is there."""
 UNFIT = 3
 """Exit code of an engine that could not start."""
 
@@ -35,6 +40,8 @@ class Worker:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
         self._last_report = 0.0
+        self._compilers = ThreadPoolExecutor(1, "grammars")
+        self._compiling: dict[str, tuple[m.Submit, Future[Grammar | None]]] = {}
 
     def start(self, config: EngineConfig) -> TokenEngine:
         """Load the model and make every graph, so that no request waits for one."""
@@ -59,15 +66,13 @@ class Worker:
     def run(self, engine: TokenEngine) -> None:
         """For ever: orders first, then a round."""
         while True:
-            for order in self._orders(0 if engine.busy else HEARTBEAT_SECONDS):
+            for order in self._orders(0 if engine.busy else self._idle_seconds()):
                 self._obey(engine, order)
+            self._submit_compiled(engine)
             steps = engine.step() if engine.busy else []
             late = time.perf_counter() - self._last_report >= HEARTBEAT_SECONDS
             if steps or late or not engine.busy:
-                told = [
-                    m.Step(s.id, list(s.tokens), s.drafted, s.accepted, s.finish, s.queued_seconds)
-                    for s in steps
-                ]
+                told = [_told(step) for step in steps]
                 self._send(m.Progress(told, engine.rounds(), engine.load()))
 
     def fail(self, message: str) -> None:
@@ -78,11 +83,34 @@ class Worker:
         if isinstance(order, m.Abort):
             for request_id in order.ids:
                 engine.abort(request_id)
-            return
+                _, future = self._compiling.pop(request_id, (None, None))
+                if future is not None:
+                    future.cancel()
+        elif order.params.structure is None:
+            self._submit(engine, order, lambda: None)
+        else:
+            # It may take seconds: in a thread of its own, while rounds go on.
+            future = self._compilers.submit(engine.grammar_of, order.params)
+            self._compiling[order.id] = order, future
+
+    def _submit_compiled(self, engine: TokenEngine) -> None:
+        """Queue those whose grammar is there; one that was refused is refused."""
+        ready = [order for order, future in self._compiling.values() if future.done()]
+        for order in ready:
+            _, future = self._compiling.pop(order.id)
+            self._submit(engine, order, future.result)
+
+    def _submit(
+        self, engine: TokenEngine, order: m.Submit, grammar: Callable[[], Grammar | None]
+    ) -> None:
         try:
-            engine.submit(order.id, order.prompt, order.params)
+            engine.submit(order.id, order.prompt, order.params, order.cache_salt, grammar())
         except RequestError as error:
             self._send(m.Refused(order.id, error.field, str(error)))
+
+    def _idle_seconds(self) -> float:
+        """How long to wait for an order when no round is due."""
+        return COMPILING_SECONDS if self._compiling else HEARTBEAT_SECONDS
 
     def _orders(self, wait_seconds: float) -> list[m.Order]:
         """All that are here; if none is, the first to come within so many seconds."""
@@ -100,6 +128,20 @@ class Worker:
     def _send(self, report: m.Report) -> None:
         self._last_report = time.perf_counter()
         self._socket.send(m.encode(report))
+
+
+def _told(step: TokenStep) -> m.Step:
+    return m.Step(
+        step.id,
+        list(step.tokens),
+        step.drafted,
+        step.accepted,
+        step.finish,
+        step.queued_seconds,
+        step.cached_tokens,
+        step.logprobs,
+        step.prompt_logprobs,
+    )
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:

@@ -17,7 +17,9 @@ from freewheel.server.respond import Streamed, Whole, event
 from freewheel.server.routes.shapes import new_id, now, usage_object
 from freewheel.server.sampling import sampling_params, unsupported
 from freewheel.server.schema import Choices, Count, ShortText, Strict, Text
-from freewheel.server.serving import Served
+from freewheel.server.scores import chat_logprobs, prompt_object
+from freewheel.server.serving import Served, Serving
+from freewheel.server.structure import ResponseFormat, structure_of
 
 router = APIRouter()
 
@@ -49,13 +51,6 @@ class ChatMessage(Strict):
     audio: None = None
     function_call: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-
-
-class ResponseFormat(Strict):
-    """`text` is what there is without a grammar."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
 
 
 class TemplateSettings(Strict):
@@ -96,14 +91,16 @@ async def chat_completions(body: ChatRequest, serving: Served) -> Response:
     if limit is not None and body.max_tokens not in (None, limit):
         raise ApiError(400, "max_tokens: contradicts max_completion_tokens", param="max_tokens")
     limit = body.max_tokens if limit is None else limit
-    extra = {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
-    params = sampling_params(body, limit, extra)
+    structure = structure_of(body.structured_outputs, body.response_format)
+    params = sampling_params(body, limit, {"logprobs": _logprobs(body)}, structure)
     prompt = await serving.converse(as_messages(body.messages), _thinks(body))
     field_name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     serving.check_room(prompt.ids, limit, f"messages {field_name}")
     head = {"id": new_id("chatcmpl"), "created": now(), "model": model}
-    generation = serving.generate([prompt.ids], params, body.n or 1, prompt.end_of_thought)
-    writer = _Writer(head, body, generation, prompt.ids)
+    generation = serving.generate(
+        [prompt.ids], params, body.n or 1, prompt.end_of_thought, structure, body.cache_salt
+    )
+    writer = _Writer(head, body, generation, serving, prompt.ids)
     if body.stream:
         return Streamed(generation, writer.events())
     return Whole(generation, writer.whole)
@@ -128,8 +125,15 @@ def _check_supported(body: ChatRequest) -> None:
         raise unsupported("tools")
     if body.tool_choice not in (None, "none", "auto"):
         raise unsupported("tool_choice")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise unsupported("response_format")
+
+
+def _logprobs(body: ChatRequest) -> int | None:
+    """How many of the likeliest to report; None: not even the token's own."""
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise ApiError(400, "top_logprobs: needs logprobs: true", param="top_logprobs")
+    return None
 
 
 def _thinks(body: ChatRequest) -> bool:
@@ -146,10 +150,15 @@ class _Writer:
     """The answer's JSON, whole or in events."""
 
     def __init__(
-        self, head: dict[str, Any], body: ChatRequest, generation: Generation, prompt: list[int]
+        self,
+        head: dict[str, Any],
+        body: ChatRequest,
+        generation: Generation,
+        serving: Serving,
+        prompt: list[int],
     ) -> None:
         self._head, self._body, self._generation = head, body, generation
-        self._prompt = prompt
+        self._prompt, self._spelling = prompt, serving.spelling
 
     def whole(self) -> dict[str, Any]:
         found = self._head | {"object": "chat.completion"}
@@ -157,6 +166,9 @@ class _Writer:
         found["usage"] = usage_object(self._generation.usage)
         if self._body.return_token_ids:
             found["prompt_token_ids"] = self._prompt
+        scores = self._generation.choices[0].prompt_logprobs
+        if scores is not None:
+            found["prompt_logprobs"] = prompt_object(self._spelling, scores)
         return found
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -187,7 +199,7 @@ class _Writer:
         found: dict[str, Any] = {
             "index": choice.index,
             "message": message,
-            "logprobs": None,
+            "logprobs": chat_logprobs(self._spelling, choice.logprobs),
             "finish_reason": choice.finish,
             "stop_reason": choice.stopped_by,
         }
@@ -204,7 +216,7 @@ class _Writer:
         found: dict[str, Any] = {
             "index": part.choice.index,
             "delta": delta,
-            "logprobs": None,
+            "logprobs": chat_logprobs(self._spelling, part.logprobs),
             "finish_reason": part.reading.finish,
             "stop_reason": part.reading.stopped_by,
         }

@@ -23,7 +23,7 @@ router = APIRouter()
 
 
 class CacheControl(Strict):
-    """A hint. There is no cache of prompts yet, so there is nothing to hint at."""
+    """A hint. Every prompt is kept while there is room, so there is nothing to hint at."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -152,7 +152,7 @@ class _Writer:
 
     async def events(self) -> AsyncIterator[bytes]:
         (choice,) = self._generation.choices
-        usage = {"input_tokens": self._generation.usage.prompt, "output_tokens": 0}
+        usage = _usage(self._generation.usage) | {"output_tokens": 0}
         nothing = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         yield _named({"type": "message_start", "message": self._head | nothing})
         async for part in self._generation.parts():
@@ -200,10 +200,10 @@ class _Writer:
 
 def _usage(usage: Usage) -> dict[str, Any]:
     return {
-        "input_tokens": usage.prompt,
+        "input_tokens": usage.prompt - usage.cached,
         "output_tokens": usage.completion,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
     }
 
 

@@ -15,9 +15,10 @@ from freewheel.server.generation import Generation
 from freewheel.server.respond import Streamed, Whole, event
 from freewheel.server.routes.chat import MAX_MESSAGES
 from freewheel.server.routes.shapes import new_id, now
-from freewheel.server.sampling import sampling_params, unsupported
+from freewheel.server.sampling import sampling_params
 from freewheel.server.schema import Count, Sampling, ShortText, Strict, Text
 from freewheel.server.serving import Served
+from freewheel.server.structure import structure_of_format
 
 router = APIRouter()
 
@@ -77,6 +78,7 @@ class ResponsesRequest(Strict):
     parallel_tool_calls: bool | None = None
     truncation: Literal["disabled"] | None = None
     user: ShortText | None = None
+    cache_salt: ShortText | None = None
     tags: Annotated[dict[ShortText, ShortText], Field(max_length=16)] | None = Field(
         default=None, alias="metadata"
     )
@@ -87,14 +89,18 @@ class ResponsesRequest(Strict):
 async def responses(body: ResponsesRequest, serving: Served) -> Response:
     """An answer to an input."""
     model = serving.check_model(body.model)
-    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
-        raise unsupported("text.format")
+    structure = None
+    if body.text is not None and body.text.format is not None:
+        wanted = body.text.format
+        structure = structure_of_format(wanted.type, wanted.schema_, "text.format")
     asked = Sampling(temperature=body.temperature, top_p=body.top_p)
-    params = sampling_params(asked, body.max_output_tokens)
+    params = sampling_params(asked, body.max_output_tokens, structure=structure)
     effort = None if body.reasoning is None else body.reasoning.effort
     prompt = await serving.converse(_turns(body), effort not in (None, "none"))
     serving.check_room(prompt.ids, body.max_output_tokens, "input max_output_tokens")
-    generation = serving.generate([prompt.ids], params, 1, prompt.end_of_thought)
+    generation = serving.generate(
+        [prompt.ids], params, 1, prompt.end_of_thought, structure, body.cache_salt
+    )
     writer = _Writer(model, body, generation)
     if body.stream:
         return Streamed(generation, writer.events())
@@ -140,7 +146,7 @@ class _Writer:
         usage = self._generation.usage
         found["usage"] = {
             "input_tokens": usage.prompt,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": usage.cached},
             "output_tokens": usage.completion,
             "output_tokens_details": {"reasoning_tokens": usage.thought},
             "total_tokens": usage.prompt + usage.completion,
@@ -238,13 +244,18 @@ class _Writer:
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None},
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _format(body)},
             "tool_choice": body.tool_choice or "auto",
             "tools": [],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None,
         }
+
+
+def _format(body: ResponsesRequest) -> dict[str, Any]:
+    wanted = None if body.text is None else body.text.format
+    return {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)
 
 
 def _part(text: str) -> dict[str, Any]:

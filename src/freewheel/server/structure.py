@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forms that an answer can be held to: OpenAI's `response_format`, vLLM's own field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from freewheel.server.failures import ApiError
+from freewheel.server.schema import ShortText, Strict, StructuredOutputs, Text
+
+FIELDS = ("json_schema", "regex", "choice")
+"""SamplingParams' names of what a client names otherwise."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """One form, as fields of SamplingParams. `field`: what the client called it."""
+
+    field: str
+    wanted: Mapping[str, Any]
+
+    def blamed(self, error: ApiError) -> ApiError:
+        """The same error in the client's words."""
+        if error.param not in FIELDS:
+            return error
+        message = error.message.replace(error.param, self.field, 1)
+        param = self.field.partition(".")[0]
+        return ApiError(error.status, message, param=param, code=error.code or "invalid_value")
+
+
+class NamedSchema(Strict):
+    """`strict` changes nothing: a schema is kept exactly, or refused."""
+
+    name: ShortText | None = None
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """OpenAI's, of a chat."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Annotated[NamedSchema, Field()] | None = None
+
+
+def structure_of_format(
+    kind: str, schema: Mapping[str, Any] | None, field: str
+) -> Structure | None:
+    """What a format of OpenAI's asks for. Raises ApiError 400 if it says too little or too much."""
+    if kind == "json_schema":
+        if schema is None:
+            raise ApiError(400, f"{field}: json_schema needs a schema", param=field)
+        return Structure(field, {"json_schema": schema})
+    if schema is not None:
+        raise ApiError(400, f"{field}: a schema needs type json_schema, not {kind}", param=field)
+    if kind == "json_object":
+        raise ApiError(
+            400,
+            f"{field}: json_object is not supported, since objects without a schema are no finite "
+            "automaton; give a json_schema",
+            param=field,
+            code="unsupported",
+        )
+    return None
+
+
+def structure_of(
+    asked: StructuredOutputs | None, response_format: ResponseFormat | None = None
+) -> Structure | None:
+    """The form that a request asks for, or None. Raises ApiError 400 for more than one."""
+    found: Structure | None = None
+    if response_format is not None:
+        named = response_format.json_schema
+        schema = None if named is None else named.schema_
+        found = structure_of_format(response_format.type, schema, "response_format")
+    if asked is None:
+        return found
+    given = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice}
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) + (found is not None) > 1:
+        raise ApiError(
+            400,
+            "structured_outputs: more than one form is asked for; give one",
+            param="structured_outputs",
+        )
+    for name, value in given.items():
+        kept = tuple(value) if isinstance(value, list) else value
+        wanted = {"json_schema" if name == "json" else name: kept}
+        return Structure(f"structured_outputs.{name}", wanted)
+    return found
