@@ -91,12 +91,12 @@ class Running:
         return self.http.get("/v1/loads").json()["loads"][0]["pages"]
 
     def wait_until_idle(self) -> None:
-        """No request is left, and every page is free."""
+        """No request is left, and every page is free, or kept for the next that begins alike."""
 
         def idle() -> bool:
             load = self.http.get("/v1/loads").json()["loads"][0]
             return load["num_total_reqs"] == 0 and all(
-                pool["free"] == pool["total"] for pool in load["pages"].values()
+                pool["free"] + pool["cached"] == pool["total"] for pool in load["pages"].values()
             )
 
         wait_for("all pages free", idle)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The form of an answer over HTTP: kept, or refused in the client's words, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.running import Running
+
+SCHEMA: Any = {
+    "type": "object",
+    "properties": {"yes": {"type": "boolean"}, "size": {"enum": ["small", "large"]}},
+    "required": ["yes", "size"],
+}
+ASKED: Any = {"model": "demo", "messages": [{"role": "user", "content": "How large is Paris?"}]}
+PROMPT: Any = {"prompt": "Emma was", "max_tokens": 40, "temperature": 1.0, "seed": 3}
+SLOW = "(a|b){1,2900}c{1,2900}"
+"""Takes seconds to compile."""
+
+
+@pytest.fixture
+def client(server: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def check(text: str) -> Any:
+    found = json.loads(text)
+    assert list(found) == ["yes", "size"]
+    assert isinstance(found["yes"], bool) and found["size"] in ("small", "large")
+    return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chat_answers_in_the_schema_asked_for(client: openai.OpenAI, stream: bool) -> None:
+    wanted: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "size", "schema": SCHEMA, "strict": True},
+    }
+    found: Any = client.chat.completions.create(**ASKED, response_format=wanted, stream=stream)
+    if stream:
+        chunks = list(found)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        finish = chunks[-1].choices[0].finish_reason
+    else:
+        text, finish = found.choices[0].message.content, found.choices[0].finish_reason
+    check(text)
+    assert finish == "stop"
+
+
+def test_a_response_has_its_format(client: openai.OpenAI) -> None:
+    wanted: Any = {"format": {"type": "json_schema", "name": "size", "schema": SCHEMA}}
+    found = client.responses.create(model="demo", input="How large is Paris?", text=wanted)
+    check(found.output_text)
+    assert found.text is not None and found.text.format is not None
+    assert found.text.format.type == "json_schema"
+
+
+def test_a_completion_has_vllms_forms(server: Running) -> None:
+    digits = re.compile("[0-9]{3}-[xyz]+!")
+    forms: Any = [
+        ({"json": SCHEMA}, check),
+        ({"json": json.dumps(SCHEMA)}, check),
+        ({"regex": digits.pattern}, digits.fullmatch),
+        ({"choice": ["Paris", "London"]}, ["Paris", "London"].index),
+    ]
+    for form, kept in forms:
+        found = server.post("/v1/completions", **PROMPT, structured_outputs=form)
+        assert found.status_code == 200, found.text
+        choice = found.json()["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert kept(choice["text"]) is not None
+
+
+def test_thoughts_come_before_the_form(server: Running) -> None:
+    body = ASKED | {
+        "chat_template_kwargs": {"thinking": True},
+        "thinking_token_budget": 6,
+        "structured_outputs": {"choice": ["Paris", "London"]},
+    }
+    found = server.post("/v1/chat/completions", **body).json()
+    message = found["choices"][0]["message"]
+    assert message["content"] in ("Paris", "London")
+    assert message["reasoning_content"]
+    assert found["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 7
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses"])
+def test_a_schema_that_is_not_kept_exactly_is_refused_in_the_clients_words(
+    server: Running, path: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "number", "multipleOf": 3}}}
+    chat = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    text = {"text": {"format": {"type": "json_schema", "schema": schema}}}
+    body = ASKED | chat if path.startswith("chat") else {"input": "x"} | text
+    error = server.post(f"/v1/{path}", **body).json()["error"]
+    name = "response_format" if path.startswith("chat") else "text"
+    assert error["param"] == name and error["message"].startswith(name)
+    assert "multipleOf" in error["message"]
+    assert server.post("/v1/completions", **PROMPT).status_code == 200
+
+
+def test_others_go_on_while_a_form_is_compiled(server: Running) -> None:
+    """A compile takes longer than any of the rounds that a stream waits for meanwhile."""
+    answers: list[Any] = []
+
+    def ask() -> None:
+        begun = time.perf_counter()
+        found = server.post("/v1/completions", **PROMPT, structured_outputs={"regex": SLOW})
+        answers.append((found.status_code, time.perf_counter() - begun))
+
+    waiting = threading.Thread(target=ask)
+    body = PROMPT | {"max_tokens": 1000, "ignore_eos": True, "stream": True}
+    gaps: list[float] = []
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        waiting.start()
+        last = time.perf_counter()
+        for _ in lines:
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+            if not waiting.is_alive():
+                break
+    waiting.join()
+    ((status, seconds),) = answers
+    assert status == 200
+    assert max(gaps) < seconds / 2, (max(gaps), seconds)
+
+
+def test_whoever_leaves_while_a_form_is_compiled_is_forgotten(server: Running) -> None:
+    slow = {"regex": SLOW.replace("c", "d")}
+    with pytest.raises(Exception, match="timed out"):
+        server.http.post("/v1/completions", json=PROMPT | {"structured_outputs": slow}, timeout=0.2)
+    assert server.post("/v1/completions", **PROMPT).status_code == 200
+    server.wait_until_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_with_nothing_left_to_choose_is_an_error(server: Running, stream: bool) -> None:
+    body = PROMPT | {"structured_outputs": {"choice": ["Paris"]}, "allowed_token_ids": [5]}
+    found = server.post("/v1/completions", **body, stream=stream)
+    assert found.status_code == 500
+    error = found.json()["error"]
+    assert (error["code"], error["type"]) == ("engine_error", "server_error")
+    assert server.post("/v1/completions", **PROMPT).status_code == 200
