@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -151,3 +152,19 @@ def test_an_answer_with_nothing_left_to_choose_is_an_error(server: Running, stre
     error = found.json()["error"]
     assert (error["code"], error["type"]) == ("engine_error", "server_error")
     assert server.post("/v1/completions", **PROMPT).status_code == 200
+
+
+def test_a_form_that_takes_too_long_is_refused_and_nothing_else(log: Path) -> None:
+    """Patterns that never end: CVE-2025-48942 and others."""
+    with Running(log, "--grammar-seconds", "0.3", "--no-prefix-cache") as running:
+        running.wait_until_ready()
+        for _ in range(2):
+            found = running.post("/v1/completions", **PROMPT, structured_outputs={"regex": SLOW})
+            assert found.status_code == 400
+            error = found.json()["error"]
+            assert error["param"] == "structured_outputs"
+            assert "structured_outputs.regex: was not compiled in 0.3 s" in error["message"]
+        found = running.post("/v1/completions", **PROMPT)
+        assert found.status_code == 200
+        assert found.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert running.http.get("/ready").json()["restarts"] == 0

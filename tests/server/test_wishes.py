@@ -111,3 +111,29 @@ def test_every_parameter_survives_the_way_to_the_engine() -> None:
         params = SamplingParams(**form)
         order = decode_order(encode(Submit("1", [5], params)))
         assert isinstance(order, Submit) and order.params.structure == params.structure
+
+
+def test_anthropics_budget_ends_thinking_too(server: Running) -> None:
+    turns = [{"role": "user", "content": PROMPT}]
+    body: dict[str, Any] = {"messages": turns, "max_tokens": 40, "temperature": 0}
+    thinking: dict[str, Any] = {"type": "enabled", "budget_tokens": 4}
+    found = server.post("/v1/messages", **body, thinking=thinking).json()["content"]
+    free = server.post("/v1/messages", **body, thinking={"type": "adaptive"}).json()["content"]
+    assert [block["type"] for block in found] == ["thinking", "text"]
+    assert free[0]["thinking"].startswith(found[0]["thinking"])
+    assert len(found[0]["thinking"]) < len(free[0]["thinking"])
+    for bad in ({"type": "enabled"}, {"type": "adaptive", "budget_tokens": 4}):
+        assert server.post("/v1/messages", **body, thinking=bad).status_code == 400
+
+
+def test_metrics_count_cached_tokens(server: Running) -> None:
+    def hits() -> float:
+        name = 'freewheel:prefix_cache_hits_total{model_name="demo"} '
+        (line,) = (x for x in server.http.get("/metrics").text.splitlines() if x.startswith(name))
+        return float(line.removeprefix(name))
+
+    body: dict[str, Any] = {"prompt": LONG, "max_tokens": 1, "cache_salt": "counted"}
+    server.post("/v1/completions", **body)
+    before = hits()
+    usage = server.post("/v1/completions", **body).json()["usage"]
+    assert hits() - before == usage["prompt_tokens_details"]["cached_tokens"] > 0

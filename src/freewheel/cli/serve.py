@@ -39,6 +39,8 @@ def serve(
     queue_seconds: Annotated[float, typer.Option(help="Wait for a first token.")] = 60.0,
     drain_seconds: Annotated[float, typer.Option(help="Time to finish after SIGTERM.")] = 30.0,
     stall_seconds: Annotated[float, typer.Option(help="Silence that means death.")] = 60.0,
+    grammar_seconds: Annotated[float, typer.Option(help="Compiling of one form.")] = 10.0,
+    prefix_cache: Annotated[bool, typer.Option(help="Keep pages of ended requests.")] = True,
     metrics_prefix: Annotated[str, typer.Option(help="vllm makes its boards work.")] = "freewheel",
     json_logs: Annotated[bool, typer.Option("--json-logs", help="One object a line.")] = False,
     guard: Annotated[bool, typer.Option("--guard", help="Count host reads.")] = False,

@@ -65,6 +65,8 @@ class ServerMetrics:
             "request_decode_time_seconds", "From the first token to the last", REQUEST_BUCKETS
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens served")
+        self.asked_tokens = self._counter("prefix_cache_queries", "Prompt tokens looked up")
+        self.cached_tokens = self._counter("prefix_cache_hits", "Prompt tokens not computed anew")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
         self.drafts = self._counter("spec_decode_num_drafts", "Rounds with drafts, by request")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Drafts verified")
@@ -79,6 +81,9 @@ class ServerMetrics:
         """One letter for one request; `before`: when the one before it came."""
         if step.tokens:
             self._tokens(ticket, step, before)
+        if step.cached_tokens is not None:
+            self._of(self.asked_tokens).inc(len(ticket.prompt))
+            self._of(self.cached_tokens).inc(step.cached_tokens)
         if step.queued_seconds is not None:
             self._of(self.queued).observe(step.queued_seconds)
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from freewheel.chat import Message
+from freewheel.server.failures import ApiError
 from freewheel.server.generation import Choice, Generation, Part, Usage
 from freewheel.server.respond import Streamed, Whole, event, json_response
 from freewheel.server.routes.chat import MAX_MESSAGES
@@ -53,7 +54,7 @@ class Turn(Strict):
 
 
 class Thinking(Strict):
-    """`adaptive` lets the model think. A budget of tokens for it cannot be kept yet."""
+    """`adaptive` lets the model think, `enabled` for at most `budget_tokens` tokens."""
 
     type: Literal["disabled", "adaptive", "enabled"]
     budget_tokens: Count | None = None
@@ -94,7 +95,11 @@ async def messages(body: MessagesRequest, serving: Served) -> Response:
     model = serving.check_model(body.model)
     prompt = await _conversation(body, serving)
     asked = Sampling(
-        temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, stop=body.stop_sequences
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        stop=body.stop_sequences,
+        thinking_token_budget=None if body.thinking is None else body.thinking.budget_tokens,
     )
     params = sampling_params(asked, body.max_tokens)
     serving.check_room(prompt.ids, body.max_tokens, "messages max_tokens")
@@ -116,12 +121,18 @@ async def _conversation(body: Asked, serving: Serving) -> Conversation:
     if body.tools or body.tool_choice:
         raise unsupported("tools")
     thinking = body.thinking
-    if thinking is not None and (thinking.type == "enabled" or thinking.budget_tokens is not None):
-        raise unsupported("thinking.budget_tokens")
+    if thinking is not None and (thinking.type == "enabled") != (
+        thinking.budget_tokens is not None
+    ):
+        raise ApiError(
+            400,
+            "thinking.budget_tokens: goes with type enabled, and only with it",
+            param="thinking",
+        )
     system = [] if body.system is None else [Message("system", _plain(body.system))]
     turns = [Message(turn.role, _plain(turn.content)) for turn in body.messages]
     return await serving.converse(
-        [*system, *turns], thinking is not None and thinking.type == "adaptive"
+        [*system, *turns], thinking is not None and thinking.type != "disabled"
     )
 
 
