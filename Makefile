@@ -75,7 +75,7 @@ $(VENV)/.torch: $(VENV)/pyvenv.cfg
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch
-	$(call step,Installing freewheel,$(PIP) install -e ".[server]")
+	$(call step,Installing freewheel,$(PIP) install -e ".[server,structured]")
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml $(VENV)/.installed

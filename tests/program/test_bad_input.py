@@ -191,3 +191,8 @@ def test_a_budget_of_whole_pages_gives_exactly_these_pages(folders: dict[str, Pa
     for pages in range(4, 40):
         found = planned(max_batch=10, cache_bytes=pages * page_bytes)
         assert found.sizes.pages == (1 + pages,)
+
+
+def test_an_option_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigError, match="specualte"):
+        LLM(model="demo", specualte=3)

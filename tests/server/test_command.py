@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from freewheel.cli import main, serve
 from freewheel.errors import ConfigError, FreewheelError
+from freewheel.server.run import check_port
 
 
 def test_a_missing_library_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +39,16 @@ def test_a_key_file_without_a_key_is_refused(tmp_path: Path, content: bytes | No
         file.write_bytes(content)
     with pytest.raises(ConfigError, match="api_key_file"):
         serve.read_keys(file)
+
+
+def test_a_port_in_use_is_refused_before_anything_is_loaded() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port: cannot listen on 127.0.0.1:{port}"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", 0)
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,10 @@ def picture(
     """
     if out.suffix != ".svg":
         raise ConfigError(f"out: pictures are SVG, so the name must end in .svg, got {out.name!r}")
+    if not out.parent.is_dir():
+        raise ConfigError(f"out: there is no folder {out.parent}")
     if timeline is not None:
-        out.write_text(draw_picture(read_timeline(timeline), timeline.name), encoding="utf-8")
+        _write(out, draw_picture(read_timeline(timeline), timeline.name))
         return
     plan = DecodeBench(
         model=model,
@@ -141,7 +143,12 @@ def picture(
         f"{Path(model).stem} on {run.machine.processor}: {batch} x {1 + speculate} tokens, "
         f"{context} behind them, {run_ahead} rounds ahead"
     )
-    out.write_text(draw_picture(run.timeline, title), encoding="utf-8")
+    _write(out, draw_picture(run.timeline, title))
+
+
+def _write(out: Path, picture: str) -> None:
+    out.write_text(picture, encoding="utf-8")
+    messages.print(f"written to {out}", markup=False, soft_wrap=True)
 
 
 def _milliseconds(text: str) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from freewheel.engine.output import Chunk, Logprobs, Output
 from freewheel.engine.session import Live, Session
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.engine.wishes import adjustments_of
-from freewheel.errors import RequestError
+from freewheel.errors import ConfigError, RequestError
 from freewheel.host import Request, Scheduler, TextStream
 from freewheel.runtime import build
 from freewheel.spec import Grammar, SamplingParams, StepShape
@@ -44,6 +44,8 @@ class LLM:
         **options: Any,
     ) -> None:
         """`progress` is called with (bytes read, bytes in all) while weights load."""
+        if unknown := sorted(options.keys() - {one.name for one in fields(EngineConfig)}):
+            raise ConfigError(f"{unknown[0]}: is no option; docs/api.md lists them")
         self.config = EngineConfig(model=model, **options)
         self.tokenizer = Tokenizer(find_model(model))
         self.built = build(self.config, progress, tokenizer_size=self.tokenizer.size)

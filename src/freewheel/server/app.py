@@ -90,6 +90,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     message = first["msg"]
     if first["type"] == "extra_forbidden":
         message = "is not a field that this server knows"
+    elif first["type"] == "model_attributes_type" and not where:
+        path, message = "body", "must be a JSON object, sent with content-type: application/json"
     elif first["type"] == "json_invalid":
         path, field, message = "body", None, "is not valid JSON"
     text = f"{path}: {message}" if path else f"body: {message}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import sys
 import time
 from types import FrameType
@@ -13,7 +14,7 @@ import uvicorn
 
 from freewheel.config import EngineConfig, find_model
 from freewheel.engine import Tokenizer, survey
-from freewheel.errors import FreewheelError
+from freewheel.errors import ConfigError, FreewheelError
 from freewheel.server.app import build_app
 from freewheel.server.gate import Gate
 from freewheel.server.link import EngineState, Link
@@ -28,6 +29,7 @@ log = logging.getLogger("freewheel.server")
 
 def serve(config: EngineConfig, settings: ServerSettings) -> None:
     """Serve until a signal. Raises CheckpointError, ConfigError or FreewheelError at the start."""
+    check_port(settings.host, settings.port)
     found, tokenizer = survey(config), Tokenizer(find_model(config.model))
     set_up_logs(settings.json_logs)
     link = Link(config, settings)
@@ -69,6 +71,22 @@ def serve(config: EngineConfig, settings: ServerSettings) -> None:
         raise FreewheelError(f"port: cannot listen on {settings.host}:{settings.port}")
 
 
+def check_port(host: str, port: int) -> None:
+    """Raise ConfigError, before anything is loaded, if another process listens there."""
+    try:
+        family, kind, protocol, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(f"host: {host!r} is no address of this machine") from error
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(at)
+        except OSError as error:
+            raise ConfigError(
+                f"port: cannot listen on {host}:{port}: {error.strerror}; give another with --port"
+            ) from error
+
+
 class Server(uvicorn.Server):
     """uvicorn's, that finishes answers before it ends, and says where it listens."""
 
@@ -85,7 +103,8 @@ class Server(uvicorn.Server):
                 host, port = one.getsockname()[:2]
                 shown = f"[{host}]" if ":" in host else host
                 print(
-                    f"serving {self._serving.settings.model_name} at http://{shown}:{port}",
+                    f"serving {self._serving.settings.model_name} at http://{shown}:{port} "
+                    f"as soon as the engine has started",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -104,6 +123,7 @@ class Server(uvicorn.Server):
         link = self._serving.link
         if link.state is EngineState.READY and not self._announced:
             self._announced = True
+            print("ready", file=sys.stderr, flush=True)
             log.info("the engine is ready after %.1f s", link.ready.seconds if link.ready else 0.0)
         if link.state is EngineState.UNFIT:
             return True

@@ -20,7 +20,8 @@ try:
     )
 except ModuleNotFoundError as missing:
     sys.stdin.buffer.readline()
-    reason = f"it needs {missing.name}; install freewheel[structured]"
+    cure = "pip install 'freewheel[structured]'"
+    reason = f"it needs {missing.name}; install Freewheel with its structured extra: {cure}"
     sys.stdout.write(json.dumps({"error": reason}) + "\n")
     sys.exit(1)
 
