@@ -2,6 +2,7 @@
 # make demo    an answer from the model that ships with the project
 # make test    the whole test suite
 # make check   lint, types, layers and the fast tests: before every commit
+# make exhaustive   the same properties over thousands of cases: hours on two cores
 #
 # Settings: PYTHON (3.11 to 3.13), VENV, TORCH (what to install as torch), PROMPT, ARGS (for pytest).
 
@@ -28,11 +29,11 @@ if $(2); then echo " $$(( $$(date +%s) - begin )) s" >&2; else echo " failed" >&
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint fast format clean
+.PHONY: help demo test exhaustive check lint fast format clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '2,6s/^#[ ]\{0,1\}//p' Makefile
+	@sed -n '2,7s/^#[ ]\{0,1\}//p' Makefile
 
 demo: $(VENV)/.installed
 	@printf '\n$$ %s\n' '$(BIN)/freewheel generate demo --prompt "$(PROMPT)" $(DEMO)' >&2
@@ -40,6 +41,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	@$(ONE_THREAD) $(BIN)/python -m pytest $(ARGS)
+
+exhaustive: $(VENV)/.installed-test
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m exhaustive $(ARGS)
 
 check: lint fast
 
@@ -50,7 +54,7 @@ lint: $(VENV)/.installed-test
 	@$(BIN)/lint-imports --no-logo
 
 fast: $(VENV)/.installed-test
-	@$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not slow and not gpu" $(FAST) $(ARGS)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q -m "not slow and not gpu and not exhaustive" $(FAST) $(ARGS)
 
 format: $(VENV)/.installed-test
 	@$(BIN)/ruff format

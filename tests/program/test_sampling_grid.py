@@ -117,6 +117,7 @@ def test_two_features_together_do_not_depend_on_drafts_or_company(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODELS)
 def test_every_two_features_together_do_not_depend_on_drafts_or_company(
     folders: dict[str, Path], name: str

@@ -192,6 +192,7 @@ def test_answers_validate_against_their_schemas_and_neighbours_do_not_change() -
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_answers_to_500_schemas_validate_and_neighbours_do_not_change() -> None:
     ended, count = check_schemas(500, seed=2)
     print(f"{count} of {count} schemas ran on the device; {ended} answers ended by themselves")

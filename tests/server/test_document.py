@@ -102,6 +102,7 @@ def test_no_request_is_the_servers_fault(server: Running, path: str, mode: Gener
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize("path", sorted(path for path in PATHS if "tok" in path or "/v1/" in path))
 def test_thousands_of_requests_are_not_the_servers_fault(

@@ -105,6 +105,7 @@ def test_clients_that_leave_change_nothing_for_those_who_stay(server: Running, l
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_minute_of_many_streams_and_leavers_holds(server: Running, llm: LLM) -> None:
     count, tokens, rounds = 64, 48, 4
     expected = expected_ids(llm, count, tokens)
