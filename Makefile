@@ -2,7 +2,7 @@
 # make demo    an answer from the model that ships with the project
 # make test    the whole test suite
 # make check   lint, types, layers and the fast tests: before every commit
-# make exhaustive   the same properties over thousands of cases: hours on two cores
+# make exhaustive   the same properties over thousands of cases: takes long
 #
 # Settings: PYTHON (3.11 to 3.13), VENV, TORCH (what to install as torch), PROMPT, ARGS (for pytest).
 
