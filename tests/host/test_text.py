@@ -192,8 +192,8 @@ def test_only_the_tail_that_may_become_a_stop_string_is_held_back() -> None:
     stream = TextStream(decode, ["aab", "zzzzzzzz"])
     texts = [stream.push([token]).text for token in as_bytes("aaaab")]
     assert texts == ["", "", "a", "a", ""]
-    assert stream.push(as_bytes("more")) == TextDelta("", (), True, 5)
-    assert stream.flush() == TextDelta("", (), True, 5)
+    assert stream.push(as_bytes("more")) == TextDelta("", (), True, 5, "aab")
+    assert stream.flush() == TextDelta("", (), True, 5, "aab")
 
 
 def test_a_stop_string_may_end_in_the_middle_of_a_token() -> None:
@@ -202,7 +202,7 @@ def test_a_stop_string_may_end_in_the_middle_of_a_token() -> None:
     assert len(word) > 1
     stream = TextStream(decode, [word[0]])
     assert stream.push([*as_bytes("-"), token, *as_bytes("-")]) == TextDelta(
-        "-", (("-", 0),), True, 2
+        "-", (("-", 0),), True, 2, word[0]
     )
 
 

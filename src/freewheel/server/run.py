@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
-import socket
 import sys
 import time
 from types import FrameType
@@ -72,19 +72,20 @@ def serve(config: EngineConfig, settings: ServerSettings) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise ConfigError, before anything is loaded, if another process listens there."""
+    """Raise ConfigError, before anything is loaded, if nobody can listen there."""
+
+    async def listen() -> None:
+        server = await asyncio.start_server(lambda *_: None, host, port)
+        server.close()
+        await server.wait_closed()
+
     try:
-        family, kind, protocol, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        asyncio.run(listen())
     except OSError as error:
-        raise ConfigError(f"host: {host!r} is no address of this machine") from error
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(at)
-        except OSError as error:
-            raise ConfigError(
-                f"port: cannot listen on {host}:{port}: {error.strerror}; give another with --port"
-            ) from error
+        raise ConfigError(
+            f"port: cannot listen on {host}:{port}: {error.strerror}; give another with --port, "
+            f"or another --host"
+        ) from error
 
 
 class Server(uvicorn.Server):
