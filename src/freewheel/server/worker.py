@@ -26,6 +26,7 @@ from freewheel.engine import TokenEngine, TokenStep
 from freewheel.errors import FreewheelError, RequestError
 from freewheel.server import wire as m
 from freewheel.spec import Grammar
+from freewheel.spec.shape import ECHOES
 
 HEARTBEAT_SECONDS = 1.0
 COMPILING_SECONDS = 0.01
@@ -48,8 +49,9 @@ class Worker:
         begun = time.perf_counter()
         options = asdict(config)
         llm = LLM(options.pop("model"), progress=self._loading, **options)
-        llm.capture()
         engine, resolved = TokenEngine(llm), llm.built.resolved
+        # A CUDA graph takes a second, and everybody would wait for it; a tape a tenth of that.
+        llm.capture(extras=ECHOES if resolved.graph == "cuda" else 0)
         ready = m.Ready(
             context_len=llm.context_len,
             depth=config.speculate,
