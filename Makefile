@@ -14,6 +14,7 @@ ARGS   ?=
 
 DEMO := --max-tokens 96 --temperature 0.6 --seed 7 --speculate 3
 BIN  := $(VENV)/bin
+EXTRAS := .[server,structured]
 PIP  := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 # Tests that need neither a trained model nor a long run. The rest of tests/program runs whole
 # engines for minutes.
@@ -79,7 +80,7 @@ $(VENV)/.torch: $(VENV)/pyvenv.cfg
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.torch
-	$(call step,Installing freewheel,$(PIP) install -e ".[server,structured]")
+	$(call step,Installing freewheel,$(PIP) install -e "$(EXTRAS)")
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml $(VENV)/.installed
