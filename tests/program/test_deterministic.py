@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,10 +68,10 @@ def test_ops_with_kernels_for_few_tokens_see_whole_blocks(
     plain = torch.randn(4, 64, 128, generator=generator), torch.randn(4, 128, 32)
     own = torch.randn(128, 128, generator=generator)
     values, scale = ops.quantise_blocks(own)
-    calls = (
+    calls: list[tuple[Any, tuple[Tensor, ...]]] = [
         (ops.grouped_experts, (x, *plain, ids, weight)),
         (ops.block_linear, (x, values, scale)),
-    )
+    ]
     for op, args in calls:
         with FixedBlocks():
             blocked = op(*args)

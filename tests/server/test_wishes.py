@@ -107,10 +107,9 @@ def test_every_parameter_survives_the_way_to_the_engine() -> None:
     assert isinstance(order, Submit) and order.cache_salt == "salt"
     for field in fields(SamplingParams):
         assert vars(order.params)[field.name] == vars(params)[field.name], field.name
-    for form in ({"regex": "a+"}, {"choice": ("a", "b")}):
-        params = SamplingParams(**form)
-        order = decode_order(encode(Submit("1", [5], params)))
-        assert isinstance(order, Submit) and order.params.structure == params.structure
+    for one in (SamplingParams(regex="a+"), SamplingParams(choice=("a", "b"))):
+        order = decode_order(encode(Submit("1", [5], one)))
+        assert isinstance(order, Submit) and order.params.structure == one.structure
 
 
 def test_anthropics_budget_ends_thinking_too(server: Running) -> None:
