@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, islice
 
 from freewheel.host.pages import PageAllocator
 from freewheel.host.request import Request
@@ -69,7 +69,7 @@ class PrefixCache:
         by the token behind it.
         """
         found: list[Block] = []
-        for key in self.keys(request)[: most // self.block_size]:
+        for key in islice(self.keys(request), most // self.block_size):
             block = self._blocks.get(key)
             if block is None:
                 break
@@ -100,19 +100,19 @@ class PrefixCache:
 
     def publish(self, request: Request, tenancy: Tenancy) -> None:
         """Keep the blocks that the row has computed and that are not kept yet."""
-        keys = self.keys(request)[: tenancy.lower // self.block_size]
+        keys, count = self.keys(request), tenancy.lower // self.block_size
         at = tenancy.published
         while at and keys[at - 1] not in self._blocks:
             at -= 1
         parent = self._blocks[keys[at - 1]] if at else None
-        for index in range(at, len(keys)):
+        for index in range(at, count):
             block = self._blocks.get(keys[index])
             if block is None:
                 block = self._add(keys[index], parent, tenancy, index)
             parent = block
             if block.latest is None:
                 self._keep_latest(block, tenancy, index)
-        tenancy.published = len(keys)
+        tenancy.published = count
 
     def make_room(self, group: int, count: int) -> None:
         """Drop blocks until `count` pages of the group are free, or will be once letters came."""

@@ -53,11 +53,11 @@ class Reservations:
 
     def admit(self, request: Request) -> Tenancy:
         """A tenancy of the lowest free row, with the pages that the prefix cache has for it."""
-        blocks = self.match(request)
-        spans = tuple(self._shared_span(group, blocks) for group in range(len(self.pools)))
-        start = len(blocks) * self.prefix.block_size if self.prefix is not None else 0
+        blocks, start = self.match(request), 0
         if self.prefix is not None:
             self.prefix.touch(blocks)
+            start = len(blocks) * self.prefix.block_size
+        spans = tuple(self._shared_span(g, blocks, start) for g in range(len(self.pools)))
         return Tenancy(
             row=self.rows.allocate(1)[0],
             known=request.known,
@@ -68,7 +68,7 @@ class Reservations:
             published=len(blocks),
         )
 
-    def _shared_span(self, group: int, blocks: tuple[Block, ...]) -> PageSpan:
+    def _shared_span(self, group: int, blocks: tuple[Block, ...], start: int) -> PageSpan:
         if not blocks:
             return PageSpan()
         pool = self.pools[group]
@@ -77,8 +77,7 @@ class Reservations:
         if pool.group.retention is not None:
             assert blocks[-1].latest is not None, "a match ends where a row can start"
             pages = list(blocks[-1].latest[group])
-            end = len(blocks) * self.prefix.block_size if self.prefix is not None else 0
-            first = pool.group.resume_columns(end).start
+            first = pool.group.resume_columns(start).start
         pool.share(pages)
         return PageSpan(first, pages)
 
