@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freewheel.models.header import StoredTensor
-from freewheel.nn.matrix import Matrix, PlainMatrix, copy_into
+from freewheel.models.random_source import RandomSource
 
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 
@@ -20,7 +20,7 @@ than any cache of a GPU at the dimensions of published models, so this changes t
 not the time."""
 
 
-class DummySource:
+class DummySource(RandomSource):
     """Random weights of any shape asked for, each a function of its name alone.
 
     Matrices have variance 1 / inputs, so that hidden states keep their size; norms lie around 1.
@@ -28,7 +28,7 @@ class DummySource:
     """
 
     def __init__(self, dtype: torch.dtype, device: str | torch.device) -> None:
-        self.dtype, self.device = dtype, torch.device(device)
+        super().__init__(0, dtype, device)
         self.wanted: dict[str, StoredTensor] = {}
         self._experts: dict[str, Tensor] = {}
 
@@ -44,26 +44,10 @@ class DummySource:
             self._experts[shared] = self._draw(shared, shape, dtype)
         return self._experts[shared]
 
-    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        return PlainMatrix(self.tensor(name, shape))
-
-    def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
-        copy_into(target, self.matrix(name, shape))
-
-    def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return self.tensor(name, shape, dtype)
-
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
         self.wanted[name] = StoredTensor(Path(), tuple(shape), "I32", 0, 0)
         own = torch.empty(shape, dtype=torch.int32, device=self.device)
         return own if own.is_meta else own.random_(0, below, generator=self._seeded(name))
-
-    def same(self, name: str, other: str) -> bool:
-        del name, other
-        return False
-
-    def skip(self, pattern: str, reason: str) -> None:
-        del pattern, reason
 
     def _draw(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
         own = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
