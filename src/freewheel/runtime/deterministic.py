@@ -72,7 +72,7 @@ class FixedBlocks(DispatchMode):
         def product(block: Tensor) -> Tensor:
             return func(*args[:index], block, *args[index + 1 :], **kwargs)
 
-        out = by_blocks(product, tokens, dim)
+        out = by_blocks(product, (tokens,), dim)
         return out.view(*args[0].shape[:-1], -1) if func is ops.wide_linear else out
 
 
@@ -80,35 +80,32 @@ def _token_by_token(
     func: OpOverload, places: tuple[int, ...], args: Args, kwargs: dict[str, Any]
 ) -> Tensor:
     """`func`, for blocks of tokens; what fills the last one up has no weight and index 0."""
-    x: Tensor = args[0]
-    lead, count = x.shape[:-1], x.shape[:-1].numel()
-    flat = {index: args[index].reshape(1, count, -1) for index in places}
-    outs: list[Tensor] = []
-    for at in range(0, count, BLOCK):
-        own = list(args)
-        for index, values in flat.items():
-            block = values[:, at : at + BLOCK]
-            missing = BLOCK - block.shape[1]
-            own[index] = torch.nn.functional.pad(block, (0, 0, 0, missing)).contiguous()
-        outs.append(func(*own, **kwargs))
-    return torch.cat(outs, 1)[:, :count].reshape(*lead, -1) if outs else func(*args, **kwargs)
+    lead = args[0].shape[:-1]
+    flat = tuple(args[index].reshape(1, lead.numel(), -1) for index in places)
+
+    def placed(*blocks: Tensor) -> Tensor:
+        own = dict(zip(places, blocks, strict=True))
+        return func(*(own.get(index, arg) for index, arg in enumerate(args)), **kwargs)
+
+    return by_blocks(placed, flat, 1).reshape(*lead, -1)
 
 
-def by_blocks(product: Callable[[Tensor], Tensor], tokens: Tensor, dim: int) -> Tensor:
-    """`product(tokens)`, computed `BLOCK` places of dimension `dim` at a time."""
-    count = tokens.shape[dim]
-    blocks: list[Tensor] = []
-    for at in range(0, count, BLOCK):
-        block = tokens.narrow(dim, at, min(BLOCK, count - at))
-        missing = BLOCK - block.shape[dim]
-        if missing:
-            shape = [*block.shape]
-            shape[dim] = missing
-            block = torch.cat((block, block.new_zeros(shape)), dim)
-        blocks.append(product(block.clone(memory_format=torch.contiguous_format)))
-    if not blocks:
-        return product(tokens)
-    return torch.cat(blocks, dim).narrow(dim, 0, count)
+def by_blocks(product: Callable[..., Tensor], tokens: tuple[Tensor, ...], dim: int) -> Tensor:
+    """`product(*tokens)`, computed `BLOCK` places of dimension `dim` of each at a time."""
+    count = tokens[0].shape[dim]
+    blocks = [product(*(_block(one, dim, at) for one in tokens)) for at in range(0, count, BLOCK)]
+    return torch.cat(blocks, dim).narrow(dim, 0, count) if blocks else product(*tokens)
+
+
+def _block(tokens: Tensor, dim: int, at: int) -> Tensor:
+    """`BLOCK` places from `at` on, zeros behind the last."""
+    block = tokens.narrow(dim, at, min(BLOCK, tokens.shape[dim] - at))
+    missing = BLOCK - block.shape[dim]
+    if missing:
+        shape = [*block.shape]
+        shape[dim] = missing
+        block = torch.cat((block, block.new_zeros(shape)), dim)
+    return block.clone(memory_format=torch.contiguous_format)
 
 
 def in_fixed_blocks(fn: Callable[[], T]) -> Callable[[], T]:
