@@ -9,6 +9,7 @@ from torch import Tensor
 
 from freewheel import ops
 from freewheel.nn.entry_groups import ENTRY, INDEX_ENTRY, INDEX_RAW, RAW
+from freewheel.nn.matrix import concat_rows
 from freewheel.nn.norm_rope import Norm, load_wide_norm
 from freewheel.nn.sight import EntrySight
 from freewheel.nn.source import WeightSource, wide_dtype
@@ -81,15 +82,12 @@ def _load(
     kind, dtype = spec.kinds[layer], wide_dtype(source.dtype)
     channels = 2 * dim if kind is LayerKind.SPARSE else dim
     shape = (channels, spec.hidden_size)
-    kv = source.dense(f"{name}.wkv.weight", shape)
-    joined = kv.new_empty(2 * channels, spec.hidden_size)
-    joined[:channels].copy_(kv)
-    joined[channels:].copy_(source.dense(f"{name}.wgate.weight", shape))
+    parts = tuple(source.dense(f"{name}.{part}.weight", shape) for part in ("wkv", "wgate"))
     return Compressor(
         layer=layer,
         entry_field=fields[0],
         raw_field=fields[1],
-        kv_gate=joined,
+        kv_gate=concat_rows(parts),
         bias=source.tensor(f"{name}.ape", (spec.ratio(kind), channels), dtype),
         norm=load_wide_norm(source, f"{name}.norm", dim, spec.norm_eps),
         rope_table=table,

@@ -116,10 +116,10 @@ def join_rows(parts: tuple[Matrix, ...]) -> Matrix | None:
     if isinstance(first, BlockMatrix) and any(p.values.shape[0] % BLOCK for p in parts[:-1]):
         return None
     columns = zip(*(part.tensors() for part in parts), strict=True)
-    return _of(first, [_one_behind_the_other(column) for column in columns])
+    return _of(first, [concat_rows(column) for column in columns])
 
 
-def _one_behind_the_other(parts: tuple[Tensor, ...]) -> Tensor:
+def concat_rows(parts: tuple[Tensor, ...]) -> Tensor:
     """As `torch.cat`, which imports PyTorch's compiler for tensors without memory."""
     whole = parts[0].new_empty(sum(len(part) for part in parts), *parts[0].shape[1:])
     at = 0
