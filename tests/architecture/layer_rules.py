@@ -46,7 +46,7 @@ ALLOWED: dict[str, Allowed] = {
     ),
     "engine": _allow("config spec host chat structured runtime", "tokenizers"),
     "audit": _allow("config spec host chat graph runtime engine", "torch"),
-    "bench": _allow("config spec engine"),
+    "bench": _allow("config spec engine", "httpx prometheus_client"),
     "server": _allow(
         "config spec chat engine audit",
         "fastapi starlette uvicorn pydantic prometheus_client msgspec zmq",

@@ -104,6 +104,8 @@ PLANTED = [
     (UNSAFE, "models/weights.py", "import pickle"),
     (UNSAFE, "models/weights.py", "from dill import loads"),
     (UNSAFE, "models/weights.py", "import urllib.request"),
+    (UNSAFE, "server/app.py", "import httpx"),
+    (UNSAFE, "bench/client.py", "import requests"),
     (UNSAFE, "models/weights.py", "from http import client"),
     (UNSAFE, "models/weights.py", "import socket"),
     (UNSAFE, "models/weights.py", "import requests"),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements: requests served in this process (`offline`), and rounds of decoding (`decode`).
+"""Measurements: requests served in this process (`offline`), rounds of decoding (`decode`), and a
+server under load (`load`, which needs the libraries of the `server` extra and is not loaded here).
 
 `timeline` writes what a round's time went on as a trace, `picture` draws it. May import the engine,
 `freewheel.config`, `freewheel.spec` and the standard library. Must never touch a tensor.
@@ -14,10 +15,10 @@ from freewheel.bench.offline import (
     bench,
     count_differing,
     plan_runs,
-    quantile,
     summary,
 )
 from freewheel.bench.picture import draw_picture
+from freewheel.bench.statistics import quantile
 from freewheel.bench.timeline import Timeline, read_timeline, write_timeline
 
 __all__ = [

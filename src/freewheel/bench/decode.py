@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from freewheel.bench.offline import quantile
+from freewheel.bench.statistics import quantile
 from freewheel.bench.timeline import Timeline
 from freewheel.config import EngineConfig
 from freewheel.engine import (

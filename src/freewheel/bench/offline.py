@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from freewheel.bench.statistics import spread
 from freewheel.config import EngineConfig
 from freewheel.engine import LLM, Arrival, Machine, Output, Resolved
 from freewheel.errors import ConfigError, RequestError
@@ -231,10 +232,10 @@ def summary(run: BenchRun) -> dict[str, Any]:
         "request_throughput": len(run.outputs) / run.duration,
         "output_throughput": made / run.duration,
         "total_token_throughput": (given + made) / run.duration,
-        **_spread("ttft", [each[0].seconds for each in arrivals]),
-        **_spread("tpot", [t for each in arrivals for t in _token_seconds(each)]),
-        **_spread("itl", [gap for each in arrivals for gap in _letter_seconds(each)]),
-        **_spread("e2el", [each[-1].seconds for each in arrivals]),
+        **spread("ttft", [each[0].seconds for each in arrivals]),
+        **spread("tpot", [t for each in arrivals for t in _token_seconds(each)]),
+        **spread("itl", [gap for each in arrivals for gap in _letter_seconds(each)]),
+        **spread("e2el", [each[-1].seconds for each in arrivals]),
         "tokens_per_round": made / sum(map(len, arrivals)),
         **_acceptance([arrival for each in arrivals for arrival in each], run.speculate),
         "rounds": run.rounds,
@@ -279,27 +280,3 @@ def _acceptance(arrivals: Sequence[Arrival], depth: int) -> dict[str, Any]:
         "spec_decode_acceptance_length": 1 + accepted / count if count else None,
         "spec_decode_per_position_acceptance_rates": [r / count for r in reached] if count else [],
     }
-
-
-def _spread(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
-    """Mean, median and 99th percentile in milliseconds."""
-    values = sorted(1000 * value for value in seconds)
-    return {
-        f"mean_{name}_ms": sum(values) / len(values) if values else None,
-        f"median_{name}_ms": quantile(values, 0.5),
-        f"p99_{name}_ms": quantile(values, 0.99),
-    }
-
-
-def quantile(ascending: Sequence[float], share: float) -> float | None:
-    """The value below which `share` of the values lie, interpolated linearly between neighbours.
-
-    NumPy's default (type 7 of Hyndman and Fan, 1996). Of few values a high quantile is little more
-    than the largest.
-    """
-    if not ascending:
-        return None
-    place = share * (len(ascending) - 1)
-    below = int(place)
-    above = min(below + 1, len(ascending) - 1)
-    return ascending[below] + (place - below) * (ascending[above] - ascending[below])

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from freewheel.bench import BenchRun, Workload, plan_runs, summary
 from freewheel.bench import bench as run_bench
-from freewheel.cli import bench_decode
+from freewheel.cli import bench_decode, bench_serve
 from freewheel.cli import options as o
 from freewheel.cli.terminal import answers, open_llm, write_json
 from freewheel.errors import RequestError
@@ -220,8 +220,9 @@ class OfflineByDefault(TyperGroup):
 app = typer.Typer(
     cls=OfflineByDefault,
     no_args_is_help=True,
-    help="Time requests, or rounds of decoding. `bench MODEL` is `bench offline MODEL`.",
+    help="Time requests, rounds of decoding, or a server. `bench MODEL` is `bench offline MODEL`.",
 )
 app.command("offline", help=HELP)(offline)
 app.command("decode", help=bench_decode.HELP)(bench_decode.decode)
 app.command("picture")(bench_decode.picture)
+app.command("serve", help=bench_serve.HELP)(bench_serve.serve)

@@ -58,7 +58,7 @@ def serve(
     given = dict(locals())
     engine = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
     config = EngineConfig(**engine, prefill_batch=min(2, max_batch))
-    check_libraries()
+    check_libraries(LIBRARIES, "serve")
     settings_class = vars(import_module("freewheel.server.settings"))["ServerSettings"]
     server = {one.name: given[one.name] for one in fields(settings_class) if one.name in given}
     settings = settings_class(
@@ -67,14 +67,14 @@ def serve(
     vars(import_module("freewheel.server.run"))["serve"](config, settings)
 
 
-def check_libraries() -> None:
-    """Raise FreewheelError, with what to do, if the server's libraries are not installed."""
-    for name in sorted(LIBRARIES):
+def check_libraries(names: frozenset[str], command: str) -> None:
+    """Raise FreewheelError, with what to do, if one of the libraries is not installed."""
+    for name in sorted(names):
         try:
             import_module(name)
         except ModuleNotFoundError as error:
             raise FreewheelError(
-                f"serve needs the library {error.name!r}; install Freewheel with its server "
+                f"{command} needs the library {error.name!r}; install Freewheel with its server "
                 f"extra: pip install 'freewheel[server]'"
             ) from error
 
