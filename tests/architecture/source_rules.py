@@ -140,8 +140,12 @@ FORBIDDEN_MODULES = frozenset(
     | {"socket", "ssl", "urllib", "urllib3", "requests", "httpx", "aiohttp", "ftplib"}
     | {"http.client", "xmlrpc", "huggingface_hub"}
 )
-# `freewheel bench serve` sends requests to the address that its user gives; nothing else connects.
-CLIENTS = frozenset({"bench/client.py", "bench/load.py", "bench/scrape.py"})
+# `freewheel bench serve` sends requests to the address that its user gives. The admin socket is
+# listened to, in the file system. Nothing else may connect or listen by itself.
+CONNECTING = frozenset(
+    {("bench/client.py", "httpx"), ("bench/load.py", "httpx"), ("bench/scrape.py", "httpx")}
+    | {("server/admin.py", "socket")}
+)
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "__import__"})
 FORBIDDEN_ATTRIBUTES = frozenset({"torch.load", "torch.save"})
 FORBIDDEN_ARGUMENTS = frozenset({"trust_remote_code", "allow_pickle"})
@@ -155,8 +159,7 @@ def _is_forbidden_module(name: str) -> bool:
 def unsafe_code(source: Source) -> Iterator[Finding]:
     """Nothing that runs code from a file, and nothing that opens a connection."""
     for line, name in imports(source):
-        client = name == "httpx" and str(source.path) in CLIENTS
-        if _is_forbidden_module(name) and not client:
+        if _is_forbidden_module(name) and (str(source.path), name) not in CONNECTING:
             yield line, f"import of {name}"
     for line, name in references(source):
         if name in FORBIDDEN_ATTRIBUTES:

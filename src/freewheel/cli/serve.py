@@ -42,6 +42,9 @@ def serve(
     grammar_seconds: Annotated[float, typer.Option(help="Compiling of one form.")] = 10.0,
     prefix_cache: Annotated[bool, typer.Option(help="Keep pages of ended requests.")] = True,
     metrics_prefix: Annotated[str, typer.Option(help="vllm makes its boards work.")] = "freewheel",
+    admin_socket: Annotated[
+        Path | None, typer.Option(help="Where an operator is listened to: a Unix socket's path.")
+    ] = None,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="One object a line.")] = False,
     guard: Annotated[bool, typer.Option("--guard", help="Count host reads.")] = False,
     speculate: o.Speculate = 3,

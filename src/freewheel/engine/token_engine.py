@@ -132,6 +132,12 @@ class TokenEngine:
             self._preemptions += guest.live.request.stats.preemptions
             self._session.close([guest.live.request.id])
 
+    def flush_prefixes(self) -> None:
+        """Forget the pages of ended requests; those of requests under way stay theirs."""
+        prefix = self._session.scheduler.roster.reservations.prefix
+        if prefix is not None:
+            prefix.clear()
+
     def step(self) -> list[TokenStep]:
         """One round's worth of progress, for everybody."""
         self._session.step()

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import freewheel
+from freewheel.server.admin import AdminSocket, listening_to_operator
 from freewheel.server.failures import ApiError, error_bytes
 from freewheel.server.routes import (
     chat,
@@ -42,13 +43,17 @@ ROUTERS = (
 )
 
 
-def build_app(serving: Serving) -> FastAPI:
-    """All routes, for one model. The engine starts and ends with it."""
+def build_app(serving: Serving, admin: AdminSocket | None = None) -> FastAPI:
+    """All routes, for one model. The engine starts and ends with it.
+
+    `admin`: where an operator is listened to meanwhile.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         serving.link.start()
-        yield
+        async with listening_to_operator(serving, admin):
+            yield
         await serving.link.stop()
 
     # Its interactive pages load scripts from elsewhere; the document itself is enough.

@@ -115,6 +115,16 @@ class Link:
         if open_tickets and self.state is EngineState.READY:
             self._send(m.Abort([ticket.id for ticket in open_tickets]))
 
+    def flush(self) -> None:
+        """Let the engine forget the prompts that it keeps."""
+        self.check_ready()
+        self._send(m.Flush())
+
+    def kill(self) -> None:
+        """End the engine process; another one follows, as after any end of it."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     def _send(self, order: m.Order) -> None:
         """In order, and at once as far as the socket can tell: its queue is unbounded."""
         assert self._socket is not None

@@ -15,6 +15,7 @@ import uvicorn
 from freewheel.config import EngineConfig, find_model
 from freewheel.engine import Tokenizer, survey
 from freewheel.errors import ConfigError, FreewheelError
+from freewheel.server.admin import AdminSocket, open_admin_socket
 from freewheel.server.app import build_app
 from freewheel.server.gate import Gate
 from freewheel.server.link import EngineState, Link
@@ -23,6 +24,7 @@ from freewheel.server.metrics import ServerMetrics
 from freewheel.server.protocol import bounded_protocol
 from freewheel.server.serving import Serving
 from freewheel.server.settings import ServerSettings
+from freewheel.spec import ModelSpec
 
 log = logging.getLogger("freewheel.server")
 
@@ -32,19 +34,29 @@ def serve(config: EngineConfig, settings: ServerSettings) -> None:
     check_port(settings.host, settings.port)
     found, tokenizer = survey(config), Tokenizer(find_model(config.model))
     set_up_logs(settings.json_logs)
-    link = Link(config, settings)
+    path = settings.admin_socket
+    listener = None if path is None else open_admin_socket(path)
+    try:
+        _serve(Link(config, settings), found.spec, tokenizer, listener)
+    finally:
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+def _serve(link: Link, spec: ModelSpec, tokenizer: Tokenizer, admin: AdminSocket | None) -> None:
+    settings = link.settings
     metrics = ServerMetrics(settings.metrics_prefix, settings.model_name)
     metrics.watch(link)
     serving = Serving(
-        family=found.spec.family,
+        family=spec.family,
         tokenizer=tokenizer,
-        vocab_size=found.spec.vocab_size,
+        vocab_size=spec.vocab_size,
         link=link,
         settings=settings,
         metrics=metrics,
     )
     http = uvicorn.Config(
-        Gate(build_app(serving), serving),
+        Gate(build_app(serving, admin), serving),
         host=settings.host,
         port=settings.port,
         loop="uvloop",
@@ -116,7 +128,7 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         self._told_to_end = time.monotonic()
-        self._serving.draining = True
+        self._serving.draining = self._serving.ending = True
         log.info("told to end by %s: no new requests", signal.Signals(sig).name)
 
     async def on_tick(self, counter: int) -> bool:

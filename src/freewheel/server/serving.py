@@ -40,7 +40,7 @@ class Conversation:
 
 @dataclass
 class Serving:
-    """One model, served."""
+    """One model, served. `draining`: no new requests; `ending`: nor ever again."""
 
     family: str
     tokenizer: Tokenizer
@@ -51,6 +51,7 @@ class Serving:
     recent: Recent = field(default_factory=Recent)
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+    ending: bool = False
     spelling: Spelling = field(init=False)
 
     def __post_init__(self) -> None:

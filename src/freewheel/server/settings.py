@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
 
 from freewheel.errors import ConfigError
 
@@ -21,7 +22,8 @@ class ServerSettings:
     `drain_seconds`: how long answers under way may take once the server was told to end.
     `stall_seconds`: silence of the engine after which it is taken for dead and replaced.
     `max_body_bytes` and `max_header_bytes` are checked before anything is parsed. `insecure`
-    allows an address that others reach without a key. Raises ConfigError.
+    allows an address that others reach without a key. `admin_socket`: where an operator is
+    listened to; nowhere without it. Raises ConfigError.
     """
 
     model_name: str
@@ -38,6 +40,7 @@ class ServerSettings:
     max_header_bytes: int = 32 << 10
     metrics_prefix: str = "freewheel"
     json_logs: bool = False
+    admin_socket: Path | None = None
 
     def __post_init__(self) -> None:
         _check("port", self.port, 0, 65535)

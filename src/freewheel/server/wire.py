@@ -25,6 +25,10 @@ class Abort(Struct, tag=True):
     ids: list[str]
 
 
+class Flush(Struct, tag=True):
+    """Forget what the prefix cache holds."""
+
+
 class Loading(Struct, tag=True):
     """Bytes of weights read, of bytes in all."""
 
@@ -81,7 +85,7 @@ class Progress(Struct, tag=True):
     load: Load
 
 
-Order = Submit | Abort
+Order = Submit | Abort | Flush
 Report = Loading | Ready | Unfit | Refused | Progress
 
 encode = Encoder().encode

@@ -88,6 +88,8 @@ class Worker:
                 _, future = self._compiling.pop(request_id, (None, None))
                 if future is not None:
                     future.cancel()
+        elif isinstance(order, m.Flush):
+            engine.flush_prefixes()
         elif order.params.structure is None:
             self._submit(engine, order, lambda: None)
         else:
