@@ -49,7 +49,7 @@ ALLOWED: dict[str, Allowed] = {
     "bench": _allow("config spec engine", "httpx prometheus_client"),
     "server": _allow(
         "config spec chat engine audit",
-        "fastapi starlette uvicorn pydantic prometheus_client msgspec zmq",
+        "fastapi starlette uvicorn pydantic prometheus_client msgspec zmq opentelemetry",
     ),
     "cli": _allow("config spec chat engine audit bench server", "typer rich"),
     "__init__": _allow("config spec engine audit"),

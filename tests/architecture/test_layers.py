@@ -54,6 +54,7 @@ PLANTED_IMPORTS = {
     "surfaces-through-engine": ("cli", "freewheel.runtime"),
     "kernels-behind-registry": ("nn", "freewheel.ops.cuda"),
     "http": ("engine", "zmq"),
+    "traces": ("server", "opentelemetry"),
     "http-clients": ("engine", "httpx"),
     "terminal": ("host", "rich"),
     "grammars": ("engine", "outlines_core"),

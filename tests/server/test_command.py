@@ -16,7 +16,7 @@ from freewheel.server.run import check_port
 
 def test_a_missing_library_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FreewheelError, match=r"'no_such_library'.*freewheel\[server\]"):
-        serve.check_libraries(frozenset({"no_such_library"}), "serve")
+        serve.check_libraries(frozenset({"no_such_library"}), "serve", "server")
 
 
 def test_keys_come_from_the_file_and_from_the_environment(

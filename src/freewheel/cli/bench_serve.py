@@ -66,7 +66,7 @@ def serve(
     json: o.Json = False,
 ) -> None:
     """Send requests to a running server. `HELP` says what is measured."""
-    check_libraries(LIBRARIES, "bench serve")
+    check_libraries(LIBRARIES, "bench serve", "server")
     send_load = vars(import_module("freewheel.cli.load_report"))["send_load"]
     load = {"url": url.rstrip("/"), "rate": request_rate, "burstiness": burstiness}
     load |= {"concurrency": max_concurrency, "warm_ups": num_warmups, "seed": seed}

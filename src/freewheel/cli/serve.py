@@ -45,6 +45,9 @@ def serve(
     admin_socket: Annotated[
         Path | None, typer.Option(help="Where an operator is listened to: a Unix socket's path.")
     ] = None,
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(help="A collector's address for traces, OTLP over HTTP.")
+    ] = None,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="One object a line.")] = False,
     guard: Annotated[bool, typer.Option("--guard", help="Count host reads.")] = False,
     speculate: o.Speculate = 3,
@@ -61,7 +64,9 @@ def serve(
     given = dict(locals())
     engine = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
     config = EngineConfig(**engine, prefill_batch=min(2, max_batch))
-    check_libraries(LIBRARIES, "serve")
+    check_libraries(LIBRARIES, "serve", "server")
+    if otlp_endpoint is not None:
+        check_libraries(frozenset({"opentelemetry.sdk"}), "--otlp-endpoint", "otel")
     settings_class = vars(import_module("freewheel.server.settings"))["ServerSettings"]
     server = {one.name: given[one.name] for one in fields(settings_class) if one.name in given}
     settings = settings_class(
@@ -70,15 +75,15 @@ def serve(
     vars(import_module("freewheel.server.run"))["serve"](config, settings)
 
 
-def check_libraries(names: frozenset[str], command: str) -> None:
+def check_libraries(names: frozenset[str], command: str, extra: str) -> None:
     """Raise FreewheelError, with what to do, if one of the libraries is not installed."""
     for name in sorted(names):
         try:
             import_module(name)
         except ModuleNotFoundError as error:
             raise FreewheelError(
-                f"{command} needs the library {error.name!r}; install Freewheel with its server "
-                f"extra: pip install 'freewheel[server]'"
+                f"{command} needs the library {error.name!r}; install Freewheel with its {extra} "
+                f"extra: pip install 'freewheel[{extra}]'"
             ) from error
 
 

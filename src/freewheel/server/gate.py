@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from freewheel.server.failures import ApiError, error_bytes
 from freewheel.server.serving import Serving
 from freewheel.server.settings import LOCAL_NAMES
+from freewheel.server.tickets import TRACE_PARENT
 
 log = logging.getLogger("freewheel.access")
 
@@ -32,6 +33,7 @@ OPEN_FILES = re.compile(r"/(?:page/[a-z]+\.(?:css|js|svg))?")
 AUTHORITY = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//(?:\[([^\]]*)\]|([^/:@\[\]]*))(?::\d+)?/?", re.I)
 BODY_SECONDS = 60.0
 """How long a body may take to come."""
+GOOD_PARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 GOOD_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 SAFE_HEADERS = (
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'"),
@@ -59,6 +61,8 @@ class Gate:
         given = headers.get("x-request-id", "")
         request_id = given if GOOD_ID.fullmatch(given) else secrets.token_hex(8)
         outward = _Outward(scope, send, request_id)
+        parent = headers.get("traceparent", "")
+        TRACE_PARENT.set(parent if GOOD_PARENT.fullmatch(parent) else "")
         try:
             self._check(scope, headers)
             body = await self._body(receive)

@@ -227,6 +227,7 @@ class Link:
     def _lose_all(self) -> None:
         for ticket in self.ledger.live.values():
             ticket.fail(engine_lost())
+            self.on_end(ticket, FinishReason.ERROR)
         self.ledger.live.clear()
 
     async def _end_process(self) -> None:

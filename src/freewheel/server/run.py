@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import time
+from importlib import import_module
 from types import FrameType
 
 import uvicorn
@@ -73,9 +74,16 @@ def _serve(link: Link, spec: ModelSpec, tokenizer: Tokenizer, admin: AdminSocket
         backlog=1024,
     )
     server = Server(http, serving)
+    spans = None
+    if settings.otlp_endpoint is not None:
+        spans_to = vars(import_module("freewheel.server.spans"))["spans_to"]
+        spans = spans_to(settings.otlp_endpoint, settings.model_name)
+        serving.traced = spans.end
     try:
         server.run()
     finally:
+        if spans is not None:
+            spans.close()
         link.clear_away()  # who is told twice to end does not end in order
     if link.state is EngineState.UNFIT:
         raise FreewheelError(link.unfit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, cast
 
@@ -24,7 +24,7 @@ from freewheel.server.settings import ServerSettings
 from freewheel.server.structure import Structure
 from freewheel.server.tickets import Ticket
 from freewheel.server.wire import Step
-from freewheel.spec import SamplingParams
+from freewheel.spec import FinishReason, SamplingParams
 
 LONG_TEXT = 1 << 14
 """Characters from which on a text is encoded in a thread: others must not wait for it."""
@@ -52,12 +52,17 @@ class Serving:
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     ending: bool = False
+    traced: Callable[[Ticket, FinishReason], None] = lambda *_: None
     spelling: Spelling = field(init=False)
 
     def __post_init__(self) -> None:
         self.spelling = Spelling(self.tokenizer, self.vocab_size)
-        self.link.on_round, self.link.on_end = self.recent.round, self.metrics.end
-        self.link.on_step = self._note
+        self.link.on_round, self.link.on_step = self.recent.round, self._note
+        self.link.on_end = self._end
+
+    def _end(self, ticket: Ticket, reason: FinishReason) -> None:
+        self.metrics.end(ticket, reason)
+        self.traced(ticket, reason)
 
     def _note(self, ticket: Ticket, step: Step, before: float) -> None:
         self.metrics.step(ticket, step, before)

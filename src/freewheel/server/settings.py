@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,8 @@ class ServerSettings:
     `stall_seconds`: silence of the engine after which it is taken for dead and replaced.
     `max_body_bytes` and `max_header_bytes` are checked before anything is parsed. `insecure`
     allows an address that others reach without a key. `admin_socket`: where an operator is
-    listened to; nowhere without it. Raises ConfigError.
+    listened to; nowhere without it. `otlp_endpoint`: the collector that gets a span for every
+    answer; nobody does without it. Raises ConfigError.
     """
 
     model_name: str
@@ -41,6 +43,7 @@ class ServerSettings:
     metrics_prefix: str = "freewheel"
     json_logs: bool = False
     admin_socket: Path | None = None
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         _check("port", self.port, 0, 65535)
@@ -53,6 +56,10 @@ class ServerSettings:
         _check("max_header_bytes", self.max_header_bytes, 1 << 10, 1 << 20)
         if not self.metrics_prefix.isidentifier():
             raise ConfigError(f"metrics_prefix: must be a name, got {self.metrics_prefix!r}")
+        if self.otlp_endpoint is not None and not re.match("https?://", self.otlp_endpoint):
+            raise ConfigError(
+                f"otlp_endpoint: must begin with http:// or https://, got {self.otlp_endpoint!r}"
+            )
         if any(not key.strip() or not key.isascii() for key in self.api_keys):
             raise ConfigError("api_key: must be ASCII text, and not blank")
         if not self.local and not self.api_keys and not self.insecure:

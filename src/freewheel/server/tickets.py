@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from freewheel.server.failures import ApiError
 from freewheel.server.wire import Step
 from freewheel.spec import SamplingParams
+
+TRACE_PARENT: ContextVar[str] = ContextVar("trace_parent", default="")
+"""The `traceparent` header of the HTTP request that is being answered."""
 
 Events = asyncio.Queue[tuple["Ticket", Step | ApiError]]
 
@@ -18,7 +22,8 @@ Events = asyncio.Queue[tuple["Ticket", Step | ApiError]]
 class Ticket:
     """What was asked, and what has come. Its events end with a finish or with an error.
 
-    Times are of `time.perf_counter`. `events` may be shared by several tickets.
+    Times are of `time.perf_counter`. `events` may be shared by several tickets. `trace_parent` is
+    the client's, so that the answer's span can be part of its trace.
     """
 
     id: str
@@ -34,6 +39,7 @@ class Ticket:
     queued_seconds: float | None = None
     cached_tokens: int = 0
     ended: bool = False
+    trace_parent: str = field(default_factory=TRACE_PARENT.get)
 
     @property
     def waits(self) -> bool:
