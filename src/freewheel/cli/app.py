@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import freewheel
-from freewheel.cli import INTERRUPTED, audit, bench, chat, convert, generate, inspect, serve
+from freewheel.cli import INTERRUPTED, audit, bench, chat, convert, generate, inspect, replay, serve
 from freewheel.cli.terminal import accept_any_letter, fail
 from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 
@@ -28,6 +28,7 @@ app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
 app.command("convert")(convert.convert)
 app.command("audit")(audit.audit)
+app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")
 
 

@@ -45,6 +45,9 @@ def serve(
     admin_socket: Annotated[
         Path | None, typer.Option(help="Where an operator is listened to: a Unix socket's path.")
     ] = None,
+    dump_dir: Annotated[
+        Path | None, typer.Option(help="Keep requests of a failed engine there, for replay.")
+    ] = None,
     otlp_endpoint: Annotated[
         str | None, typer.Option(help="A collector's address for traces, OTLP over HTTP.")
     ] = None,

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from freewheel.engine import Load, RoundTimes
 from freewheel.errors import ConfigError, FreewheelError
 from freewheel.server import wire as m
 from freewheel.server.failures import ApiError, engine_lost, not_ready
+from freewheel.server.journal import Journal, write_dump
 from freewheel.server.settings import ServerSettings
 from freewheel.server.tickets import Events, Ledger, Ticket
 from freewheel.spec import FinishReason, SamplingParams
@@ -60,6 +63,7 @@ class Link:
         self.on_end: Callable[[Ticket, FinishReason], None] = lambda *_: None
         self.heard = time.monotonic()
         self._ids = itertools.count()
+        self._journal = Journal()
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -103,7 +107,11 @@ class Link:
         self.check_ready()
         ticket = Ticket(f"{next(self._ids)}", prompt, params, events)
         self.ledger.live[ticket.id] = ticket
-        self._send(m.Submit(ticket.id, prompt, params, cache_salt))
+        # The seed is drawn here, so that whoever replays the order draws the same tokens.
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        order = m.Submit(ticket.id, prompt, replace(params, seed=seed), cache_salt)
+        self._journal.submitted(order)
+        self._send(order)
         return ticket
 
     def close(self, tickets: list[Ticket], reason: FinishReason = FinishReason.ABORT) -> None:
@@ -154,6 +162,7 @@ class Link:
         self._socket.set_hwm(0)
         self._socket.bind(address)
         self.heard = time.monotonic()
+        self._journal = Journal()
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "freewheel.server.worker", address),
             stdin=asyncio.subprocess.PIPE,
@@ -164,9 +173,10 @@ class Link:
         listener = asyncio.create_task(self._listen(self._socket))
         watchdog = asyncio.create_task(self._watch(self._process))
         try:
-            await self._process.wait()
+            code = await self._process.wait()
             self.state = EngineState.DOWN
             await asyncio.sleep(0.05)  # what it said last may still be on its way
+            self._keep_for_replay(f"the engine process ended with code {code}")
         finally:
             for task in (listener, watchdog):
                 task.cancel()
@@ -193,6 +203,7 @@ class Link:
     def _hear(self, report: m.Report) -> None:
         if isinstance(report, m.Progress):
             self.load = report.load
+            self._journal.heard(report)
             for times in report.rounds:
                 self.on_round(times)
             now = time.perf_counter()
@@ -220,9 +231,24 @@ class Link:
             self.on_end(ticket, FinishReason(step.finish))
 
     def _refuse(self, report: m.Refused) -> None:
+        self._journal.refused(report.id)
         ticket = self.ledger.live.pop(report.id, None)
         if ticket is not None:
             ticket.fail(ApiError(400, report.message, param=report.field))
+
+    def _keep_for_replay(self, why: str) -> None:
+        """Write down what the engine was doing, if it was and if there is a folder for it."""
+        folder = self.settings.dump_dir
+        if folder is None or not self._journal.live:
+            return
+        device = "" if self.ready is None else self.ready.device
+        dump = self._journal.dump(self.config, device, why)
+        try:
+            path = write_dump(dump, folder)
+        except OSError as error:
+            log.error("the dump could not be written: %s", error)
+        else:
+            log.error("freewheel replay %s shows what the engine was doing", path)
 
     def _lose_all(self) -> None:
         for ticket in self.ledger.live.values():

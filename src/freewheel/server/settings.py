@@ -25,7 +25,8 @@ class ServerSettings:
     `max_body_bytes` and `max_header_bytes` are checked before anything is parsed. `insecure`
     allows an address that others reach without a key. `admin_socket`: where an operator is
     listened to; nowhere without it. `otlp_endpoint`: the collector that gets a span for every
-    answer; nobody does without it. Raises ConfigError.
+    answer; nobody does without it. `dump_dir`: where the requests of an engine that fails are
+    written for `freewheel replay`; nowhere without it. Raises ConfigError.
     """
 
     model_name: str
@@ -43,6 +44,7 @@ class ServerSettings:
     metrics_prefix: str = "freewheel"
     json_logs: bool = False
     admin_socket: Path | None = None
+    dump_dir: Path | None = None
     otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +62,8 @@ class ServerSettings:
             raise ConfigError(
                 f"otlp_endpoint: must begin with http:// or https://, got {self.otlp_endpoint!r}"
             )
+        if self.dump_dir is not None and not self.dump_dir.is_dir():
+            raise ConfigError(f"dump_dir: {self.dump_dir} is no folder; make it first")
         if any(not key.strip() or not key.isascii() for key in self.api_keys):
             raise ConfigError("api_key: must be ASCII text, and not blank")
         if not self.local and not self.api_keys and not self.insecure:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.msgpack import Decoder, Encoder
 
 from freewheel.engine import Load, Logprobs, RoundTimes
@@ -78,11 +78,18 @@ class Step(Struct, tag=True, omit_defaults=True):
 
 
 class Progress(Struct, tag=True):
-    """Steps since the last one. Sent at least once a second, so silence means a fault."""
+    """Steps since the last one. Sent at least once a second, so silence means a fault.
+
+    `turn`: the engine's turns so far. `begun` and `aborted`: the turn before which these requests'
+    orders were obeyed, since the last report.
+    """
 
     steps: list[Step]
     rounds: list[RoundTimes]
     load: Load
+    turn: int = 0
+    begun: dict[str, int] = field(default_factory=dict[str, int])
+    aborted: dict[str, int] = field(default_factory=dict[str, int])
 
 
 Order = Submit | Abort | Flush

@@ -41,6 +41,9 @@ class Worker:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
         self._last_report = 0.0
+        self._turn = 0
+        self._begun: dict[str, int] = {}
+        self._aborted: dict[str, int] = {}
         self._compilers = ThreadPoolExecutor(1, "grammars")
         self._compiling: dict[str, tuple[m.Submit, Future[Grammar | None]]] = {}
 
@@ -71,11 +74,22 @@ class Worker:
             for order in self._orders(0 if engine.busy else self._idle_seconds()):
                 self._obey(engine, order)
             self._submit_compiled(engine)
-            steps = engine.step() if engine.busy else []
+            steps = self._step(engine)
             late = time.perf_counter() - self._last_report >= HEARTBEAT_SECONDS
             if steps or late or not engine.busy:
-                told = [_told(step) for step in steps]
-                self._send(m.Progress(told, engine.rounds(), engine.load()))
+                self._report(engine, steps)
+
+    def _step(self, engine: TokenEngine) -> list[TokenStep]:
+        if not engine.busy:
+            return []
+        self._turn += 1
+        return engine.step()
+
+    def _report(self, engine: TokenEngine, steps: list[TokenStep]) -> None:
+        told = [_told(step) for step in steps]
+        obeyed = (self._turn, self._begun, self._aborted)
+        self._send(m.Progress(told, engine.rounds(), engine.load(), *obeyed))
+        self._begun, self._aborted = {}, {}
 
     def fail(self, message: str) -> None:
         """Say why there will be no engine."""
@@ -85,6 +99,7 @@ class Worker:
         if isinstance(order, m.Abort):
             for request_id in order.ids:
                 engine.abort(request_id)
+                self._aborted[request_id] = self._turn
                 _, future = self._compiling.pop(request_id, (None, None))
                 if future is not None:
                     future.cancel()
@@ -111,6 +126,8 @@ class Worker:
             engine.submit(order.id, order.prompt, order.params, order.cache_salt, grammar())
         except RequestError as error:
             self._send(m.Refused(order.id, error.field, str(error)))
+        else:
+            self._begun[order.id] = self._turn
 
     def _idle_seconds(self) -> float:
         """How long to wait for an order when no round is due."""

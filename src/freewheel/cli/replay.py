@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`freewheel replay`: what a failed engine was doing, once more."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from freewheel.cli import options as o
+from freewheel.cli.serve import check_libraries
+from freewheel.cli.terminal import answers, messages, open_llm, write_json
+
+LIBRARIES = frozenset({"msgspec", "zmq"})
+DIFFERS = 1
+
+
+def replay(
+    dump: Annotated[Path, typer.Argument(help="A file of `serve --dump-dir`.")],
+    model: Annotated[str, typer.Option(help="Another folder with the same model.")] = "",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    graph: o.Graph = "auto",
+    dtype: Annotated[str, typer.Option(help="As the dump's unless given.")] = "",
+    guard: Annotated[bool, typer.Option("--guard", help="Count host reads.")] = False,
+    to_end: Annotated[
+        bool, typer.Option("--to-end", help="Go on until every request has ended.")
+    ] = False,
+    json: o.Json = False,
+) -> None:
+    """Give a failed engine's requests to another, each in the same turn, and compare tokens.
+
+    Exit code 1 if tokens differ from the dump's, as they may between devices and dtypes.
+    """
+    check_libraries(LIBRARIES, "replay", "server")
+    read = vars(import_module("freewheel.server.journal"))["read_dump"](dump)
+    overrides = {"device": device, "graph": graph, "guard": guard}
+    overrides |= {"model": model} if model else {}
+    overrides |= {"dtype": dtype} if dtype else {}
+    messages.print(
+        f"{len(read.entries)} requests, {read.turns} turns, from {read.device}: {read.why}",
+        markup=False,
+        soft_wrap=True,
+    )
+    if not read.whole:
+        messages.print("requests that had ended are missing: turns may fall out otherwise")
+    run = vars(import_module("freewheel.server.replay"))["replay"]
+    found = run(read, overrides, open_llm, to_end=to_end)
+    if json:
+        write_json(asdict(found))
+    else:
+        told = sum(len(entry.tokens) for entry in read.entries)
+        answers.print(f"{found.turns} turns without an exception")
+        answers.print(f"{found.same_tokens} of {told} tokens as in the dump")
+        for request_id, (place, theirs, ours) in found.differing.items():
+            answers.print(f"request {request_id} differs at token {place}: {theirs}, here {ours}")
+    if found.differing:
+        raise typer.Exit(DIFFERS)
