@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""float32 projections of a few tokens: a program computes a few outputs, in plain float32.
+"""float32 projections: of a few tokens in plain float32, of more by exact products (below).
 
-There are too few tokens for matrix units, which would round anyway; what counts is that many
-programs read the weights at once. Sums run over `INPUTS` at a time, in a fixed order.
+A few tokens are too few for matrix units; what counts is that many programs read the weights at
+once, so each computes a few outputs. Sums run over `INPUTS` at a time, in a fixed order. More
+tokens in bfloat16 are left to `wide_products`, those in float32 to the library.
+
+Error: a few times 2^-24 of the sum of the products' magnitudes, whatever the number of tokens.
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, fetch, release, wait
+from freewheel.ops.cuda.wide_products import wide_products
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 TOKENS, OUTPUTS, INPUTS, STAGES = 4, 2, 1024, 3
 """Of one program; inputs at a time; loads ahead."""
 
+FEW = 2048
+"""Results (tokens times outputs) up to which matrix units do not pay."""
+
 MOST_TOKENS = 64
-"""From here on a matrix product reads the weights less often."""
+"""From here on the library's product reads the weights less often."""
 
 
 @triton.jit
@@ -53,6 +60,9 @@ def _wide_linear(
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     outputs, inputs = weight.shape
     tokens = x.numel() // inputs
+    exact = weight.dtype == torch.float32 and x.dtype == torch.bfloat16
+    if exact and (tokens * outputs > FEW or tokens >= MOST_TOKENS):
+        return wide_products(x, weight)
     if weight.dtype != torch.float32 or not 0 < tokens < MOST_TOKENS:
         return SPECIFICATIONS["wide_linear"](x, weight)
     out, ahead = weight.new_empty((*x.shape[:-1], outputs)), OUTPUTS * inputs
