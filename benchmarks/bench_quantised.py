@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time projections and experts over FP8 and MXFP4 weights on a CUDA device, beside bfloat16.
+"""Time projections and experts over FP8, MXFP4 and float32 weights on a CUDA device.
 
     python benchmarks/bench_quantised.py [--tokens 1,4,8,32,128] [--json FILE]
 
@@ -7,8 +7,8 @@ One line a case: microseconds a call (graph replays over weights or routings tha
 to call, so that nothing is found in the L2 cache), the floor (bytes of weights that the call must
 read, over the bandwidth of a large copy), their ratio, and the relative error against the
 specification in float64 on the same inputs. `bf16` lines are the same work with bfloat16 weights:
-cuBLAS, or `grouped_experts`. Dimensions are those of one rank of eight of DeepSeek-V3.2, and of one
-of four of V4-Flash for MXFP4.
+cuBLAS, or `grouped_experts`; `library` lines are cuBLAS in float32. Dimensions are those of one
+rank of eight of DeepSeek-V3.2, and of one of four of V4-Flash for MXFP4.
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ from freewheel.ops import (
     grouped_experts,
     load_kernels,
     mxfp4_experts,
+    wide_linear,
 )
 from freewheel.ops.codecs import blocks
 
 BANDWIDTH, DEVICE, ROTATION = 4.25e12, "cuda", 8
 PROJECTIONS = ((2240, 7168), (11264, 1536), (7168, 2048), (512, 7168), (7168, 256), (4608, 7168))
+WIDE = (256, 64)
+"""Outputs of the float32 projections: the router's, and the gates of index heads."""
+
 HIDDEN, INNER, EXPERTS, TOP_K = 7168, 256, 256, 8
 V4_HIDDEN, V4_INNER, V4_TOP_K, V4_LIMIT = 4096, 512, 6, 10.0
 CHECKED = 24
@@ -79,7 +83,9 @@ def main() -> int:
 
 def _lines(counts: list[int]) -> Iterator[Line]:
     for outputs, inputs in PROJECTIONS:
-        yield from _projection(outputs, inputs, [count for count in counts if count <= 32])
+        yield from _projection(outputs, inputs, counts)
+    for outputs in WIDE:
+        yield from _wide_projection(outputs, counts)
     yield from _fp8_experts(counts)
     yield from _mxfp4_experts(counts)
 
@@ -97,6 +103,20 @@ def _projection(outputs: int, inputs: int, counts: list[int]) -> Iterator[Line]:
         yield Line(f"{name} fp8", count, us, _floor(size), error)
         us = _time(F.linear, [(x, w) for w in plain])
         yield Line(f"{name} bf16", count, us, _floor(2 * size), None)
+
+
+def _wide_projection(outputs: int, counts: list[int]) -> Iterator[Line]:
+    """float32 weights, bfloat16 tokens."""
+    size = 4 * outputs * HIDDEN
+    weights = [torch.randn(outputs, HIDDEN, device=DEVICE) / HIDDEN**0.5 for _ in range(24)]
+    for count in counts:
+        x = _draw(count, HIDDEN)
+        us = _time(wide_linear, [(x, w) for w in weights])
+        wanted = x.double() @ weights[0].double().T
+        error = ((wide_linear(x, weights[0]) - wanted).norm() / wanted.norm()).item()
+        yield Line(f"linear {outputs}x{HIDDEN} float32", count, us, _floor(size), error)
+        us = _time(F.linear, [(x.float(), w) for w in weights])
+        yield Line(f"linear {outputs}x{HIDDEN} library", count, us, _floor(size), None)
 
 
 def _fp8_experts(counts: list[int]) -> Iterator[Line]:

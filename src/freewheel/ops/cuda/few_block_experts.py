@@ -99,7 +99,7 @@ def _few_gate_up(
     if earlier == 0:
         total = few_tokens(
             own + (row % 2 * ups + n) * H, x + token.to(tl.int64) * H, token < count,
-            factors + (row % 2 * up_factors + block) * columns, H,
+            factors + (row % 2 * up_factors + block) * columns, 0, H,
             OUTPUTS, TOKENS, SLICES, STEP, STAGES, H % (STEP * SLICES) == 0, ASM,
         )  # fmt: skip
         release(CHAINED)

@@ -115,7 +115,7 @@ def _gate_up(
         at = tl.program_id(0) * (OUTPUTS // 2) + tl.arange(0, OUTPUTS // 2)
         if SLICES:
             total = few_tokens(
-                weight_row, x_row, live, scale_row, H,
+                weight_row, x_row, live, scale_row, 0, H,
                 OUTPUTS, TOKENS, SLICES, STEP, STAGES, EVEN, ASM,
             )  # fmt: skip
             sides = total.reshape((OUTPUTS // 2, 2, TOKENS)).permute((0, 2, 1))
@@ -124,7 +124,7 @@ def _gate_up(
             mask = live[None, :] & (at < INNER)[:, None]
         else:
             total = many_tokens(
-                weight_row, x_row, live, scale_row, H,
+                weight_row, x_row, live, scale_row, 0, H,
                 OUTPUTS, TOKENS, STEP, STAGES, False, EVEN, ASM,
             )  # fmt: skip
             gate_value, up_value = tl.split(total.reshape((TOKENS, OUTPUTS // 2, 2)))
@@ -155,7 +155,7 @@ def _down(
         share = tl.load(shares + pair, mask=live, other=0).to(tl.float32)
         if SLICES:
             total = few_tokens(
-                weight_row, inner + pair * INNER, live, scale_row, INNER,
+                weight_row, inner + pair * INNER, live, scale_row, 0, INNER,
                 OUTPUTS, TOKENS, SLICES, STEP, STAGES, EVEN, ASM,
             )  # fmt: skip
             release(CHAINED)
@@ -166,7 +166,7 @@ def _down(
             tl.store(target, total * share[None, :], mask=mask)
         else:
             total = many_tokens(
-                weight_row, inner + pair * INNER, live, scale_row, INNER,
+                weight_row, inner + pair * INNER, live, scale_row, 0, INNER,
                 OUTPUTS, TOKENS, STEP, STAGES, False, EVEN, ASM,
             )  # fmt: skip
             release(CHAINED)

@@ -81,14 +81,15 @@ def true_fp8(total, ASM: tl.constexpr):
 
 @triton.jit
 def few_tokens(
-    weight, x, live, scale, K,
+    weight, x, live, scale, begin, end,
     OUTPUTS: tl.constexpr, TOKENS: tl.constexpr, SLICES: tl.constexpr, STEP: tl.constexpr,
     STAGES: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """float32 [OUTPUTS, TOKENS]: rows at `weight` times rows at `x`, over K inputs.
+    """float32 [OUTPUTS, TOKENS]: rows at `weight` times rows at `x`, over inputs begin to end.
 
     weight [OUTPUTS], x [TOKENS], scale [OUTPUTS]: pointers to the first element of a row. A block
-    of scales spans STEP inputs. EVEN: STEP * SLICES divides K.
+    of scales spans STEP inputs, and `begin` is where one begins. EVEN: STEP * SLICES divides
+    end - begin.
     """
     k, part = tl.arange(0, STEP), tl.arange(0, SLICES)
     place = part[:, None] * STEP + k[None, :]
@@ -96,16 +97,16 @@ def few_tokens(
     x_at = x[None, None, :] + place[:, :, None]
     scale_at = scale[None, :] + part[:, None]
     total = tl.zeros((SLICES, OUTPUTS, TOKENS), tl.float32)
-    for at in tl.range(0, K, STEP * SLICES, num_stages=STAGES):
+    for at in tl.range(begin, end, STEP * SLICES, num_stages=STAGES):
         if EVEN:
             codes = tl.load(codes_at + at)
             value = tl.load(x_at + at, mask=live[None, None, :], other=0)
             factor = tl.load(scale_at + at // STEP)
         else:
-            inside = at + place < K
+            inside = at + place < end
             codes = tl.load(codes_at + at, mask=inside[:, None, :], other=0)
             value = tl.load(x_at + at, mask=inside[:, :, None] & live[None, None, :], other=0)
-            factor = tl.load(scale_at + at // STEP, mask=(at + part * STEP < K)[:, None], other=0)
+            factor = tl.load(scale_at + at // STEP, mask=(at + part * STEP < end)[:, None], other=0)
         both = tl.dot(raw_fp8(codes, ASM), operand(value, ASM), input_precision="ieee")
         total += both * factor[:, :, None]
     return true_fp8(tl.sum(total, 0), ASM)
@@ -113,7 +114,7 @@ def few_tokens(
 
 @triton.jit
 def many_tokens(
-    weight, x, live, scale, K,
+    weight, x, live, scale, begin, end,
     OUTPUTS: tl.constexpr, TOKENS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
     ONE_SCALE: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
@@ -125,12 +126,12 @@ def many_tokens(
     codes_at = weight[None, :] + k[:, None]
     x_at = x[:, None] + k[None, :]
     total = tl.zeros((TOKENS, OUTPUTS), tl.float32)
-    for at in tl.range(0, K, STEP, num_stages=STAGES):
+    for at in tl.range(begin, end, STEP, num_stages=STAGES):
         if EVEN:
             codes = tl.load(codes_at + at)
             value = tl.load(x_at + at, mask=live[:, None], other=0)
         else:
-            inside = at + k < K
+            inside = at + k < end
             codes = tl.load(codes_at + at, mask=inside[:, None], other=0)
             value = tl.load(x_at + at, mask=inside[None, :] & live[:, None], other=0)
         factor = tl.load(scale + at // STEP)

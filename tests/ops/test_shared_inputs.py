@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Projections whose inputs several programs share, and those of many tokens, one kernel at a time.
+
+On a GPU, or without one: TRITON_INTERPRET=1 python -m pytest tests/ops/test_shared_inputs.py
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
+from tests.ops.cases import draw
+from tests.ops.quantised_cases import block_scaled
+
+pytest.importorskip("triton")
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+pytestmark = pytest.mark.skipif(
+    not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs a CUDA device, or TRITON_INTERPRET=1",
+)
+DTYPES = [torch.float32, torch.bfloat16] if HAS_GPU else [torch.float32]
+BOUND = {torch.float32: 2e-5, torch.bfloat16: 2**-7}
+"""Of the largest expected value."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Iterator[None]:
+    load_kernels("cuda")
+    yield
+
+
+def module(name: str) -> Any:
+    return import_module(f"freewheel.ops.cuda.{name}")
+
+
+def assert_close(found: Tensor, expected: Tensor, bound: float) -> None:
+    assert found.shape == expected.shape
+    assert found.isfinite().all()
+    error = (found.cpu().double() - expected).abs().max().item()
+    assert error <= bound * expected.abs().max().item(), error
+
+
+def projected(tokens: int, outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Any, Tensor]:
+    """(the arguments of a launch, on the device; what the specification gives in float64)."""
+    x, (weight, scale) = draw(1, tokens, inputs).to(dtype), block_scaled(2, outputs, inputs)
+    given = module("quantised").Given(
+        x.to(DEVICE), weight.to(DEVICE), scale.to(DEVICE), tokens, outputs, inputs, 128, 128
+    )
+    return given, SPECIFICATIONS["block_linear"](x.double(), weight, scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("launch", "tile", "tokens"),
+    [
+        ("few", (32, 2, 3), 3),
+        ("products", (16, 64, 4, 3), 13),
+        ("products", (32, 128, 8, 3), 70),
+        ("many", (32, 32, 4, 2), 40),
+    ],
+)
+def test_parts_of_a_sum_add_up(
+    launch: str, tile: tuple[int, ...], tokens: int, parts: int, dtype: torch.dtype
+) -> None:
+    """However many programs share the inputs: 5 do not divide 9 steps."""
+    quantised = module("quantised")
+    given, expected = projected(tokens, 200, 1152, dtype)
+    launches = {
+        "few": lambda *args: quantised.launch_few(*args, quantised.FewTile(*tile, parts)),
+        "products": lambda *args: quantised.launch_products(
+            *args, quantised.ManyTile(*tile, parts)
+        ),
+        "many": lambda *args: quantised.launch_many(*args, quantised.ManyTile(*tile, parts)),
+    }
+    out = torch.full((tokens, 200), float("nan"), dtype=dtype, device=DEVICE)
+    assert_close(launches[launch](given, out), expected, BOUND[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [9, 40, 300])
+def test_projections_of_many_inputs_agree(tokens: int, dtype: torch.dtype) -> None:
+    """What the op itself chooses."""
+    given, expected = projected(tokens, 136, 2048, dtype)
+    body = IMPLEMENTATIONS["block_linear", "cuda"]
+    assert_close(body(given.x, given.weight, given.scale), expected, BOUND[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("slab", [1 << 25, 128 * 260])
+def test_widened_weights_give_the_same_product(
+    slab: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once, or a slab of rows at a time."""
+    prompts = module("wide_prompts")
+    monkeypatch.setattr(prompts, "SLAB", slab)
+    given, expected = projected(40, 300, 260, dtype)
+    out = torch.full((40, 300), float("nan"), dtype=dtype, device=DEVICE)
+    found = prompts.multiply_widened(given.x, given.weight, given.scale, out, 128, 128)
+    assert_close(found, expected, BOUND[dtype])
+
+
+@pytest.mark.parametrize("tokens", [9, 16, 70, 300])
+@pytest.mark.parametrize(("outputs", "inputs"), [(37, 1500), (64, 2048), (130, 128)])
+def test_wide_products_round_no_weight(outputs: int, inputs: int, tokens: int) -> None:
+    """Weights that bfloat16 halves, or even pairs of them, would not hold."""
+    x = draw(1, tokens, inputs).bfloat16()
+    weight = draw(2, outputs, inputs) * (1 + 2**-20) / inputs**0.5
+    found = module("wide_products").wide_products(x.to(DEVICE), weight.to(DEVICE))
+    assert_close(found, x.double() @ weight.double().T, 2e-6)
+
+
+def test_wide_products_are_exact_where_sums_are() -> None:
+    """One input alone: the product of the whole weight, to its last bit, and of its sign."""
+    x = torch.zeros(20, 256, dtype=torch.bfloat16)
+    x[:, 7] = 2.0 ** torch.arange(-10, 10)
+    weight = draw(3, 64, 256)
+    weight[:, 7] = torch.tensor([1 + 2**-23, -(2 - 2**-23), 1 / 3, -1e-30]).repeat(16)
+    found = module("wide_products").wide_products(x.to(DEVICE), weight.to(DEVICE))
+    assert torch.equal(found.cpu(), x.float() @ weight.T)
