@@ -94,15 +94,23 @@ def test_fp8_experts_agree(
 @DTYPES
 @pytest.mark.parametrize("limit", [None, 0.4])
 @pytest.mark.parametrize(
-    ("tokens", "inner", "shared"), [(3, 128, 1), (8, 256, 2), (5, 40, 1), (20, 40, 2)]
+    ("tokens", "inner", "shared"),
+    [(3, 128, 1), (8, 256, 2), (5, 40, 1), (20, 40, 2), (20, 128, 2), (12, 40, 1), (40, 128, 1)],
 )
 def test_shared_fp8_experts_agree(
     tokens: int, inner: int, shared: int, limit: float | None, dtype: torch.dtype
 ) -> None:
-    """In the same launches, or behind where there are many tokens."""
+    """In the same launches, or behind where there are many tokens or parts would cut a block."""
     of = Sizes(1, tokens, tokens, dtype)
     args = expert_arguments("block_experts", of, 6, inner, 256, 3, limit)
     check("block_experts", (*args, *shared_blocks(4, shared * inner, 256)))
+
+
+@DTYPES
+def test_a_shared_expert_stands_in_front_of_small_tiles(dtype: torch.dtype) -> None:
+    """Tiles of eight tokens: three of the shared expert's two parts each, the last not full."""
+    args = expert_arguments("block_experts", Sizes(2, 9, 5, dtype), 16, 128, 256, 3, None)
+    check("block_experts", (*args, *shared_blocks(4, 256, 256)))
 
 
 @DTYPES

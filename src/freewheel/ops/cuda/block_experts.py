@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 experts: few tokens in three launches, more by tiles of each expert's own tokens."""
+"""FP8 experts: few tokens in three launches, more by tiles of each expert's own tokens.
+
+Error: projections as in `quantised`; what lies between the two is rounded once to the tokens'
+dtype, and so is the sum over experts.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from torch import Tensor
 from freewheel.ops.clamped import clamped_silu_mul
 from freewheel.ops.cuda.few_block_experts import BlockWeights, few_block_experts, takes
 from freewheel.ops.cuda.quantised import block_linear, uses_matrix_units
-from freewheel.ops.cuda.quantised_experts import STEP, tiled_block_experts
+from freewheel.ops.cuda.quantised_experts import STEP, takes_shared, tiled_block_experts
 from freewheel.ops.dense import silu_mul
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -39,7 +43,10 @@ def block_experts(
     width = None if behind is None else behind.down.shape[1]
     if takes(ids.numel() // ids.shape[-1], down.shape[2], width):
         return few_block_experts(x, own, ids, weights, limit, behind, uses_matrix_units(x))
-    out = tiled_block_experts(x, own, ids, weights, limit, uses_matrix_units(x))
+    fast, experts = uses_matrix_units(x), down.shape[0]
+    if width is None or takes_shared(ids.numel(), experts, down.shape[2], width, fast):
+        return tiled_block_experts(x, own, ids, weights, limit, behind, fast)
+    out = tiled_block_experts(x, own, ids, weights, limit, None, fast)
     return out if behind is None else out + _run_shared(x, behind, limit)
 
 

@@ -4,7 +4,8 @@
 Four launches, whatever the routing: list the tiles (an expert, and up to `TOKENS` of its pairs of
 token and choice); gate and up projections of each tile; the down projection; and the sum over a
 token's experts, in the order of its choices. The list has no gaps, so the launches are as large as
-the experts that can be chosen, not as all experts.
+the experts that can be chosen, not as all experts. Where tiles are small, shared experts run in the
+same launches, in parts as wide as a routed one, whose tiles stand in front.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, follow, release, wait
-from freewheel.ops.cuda.few_block_experts import BlockWeights
+from freewheel.ops.cuda.few_block_experts import BlockWeights, shared_parts
 from freewheel.ops.cuda.gating import gate
 from freewheel.ops.cuda.short_down import MOST_BLOCKS, short_down
 from freewheel.ops.cuda.streaming import few_tokens, many_tokens
@@ -94,24 +95,57 @@ def _list_tiles(
 
 
 @triton.jit
+def _read_tile(
+    experts, lanes, tile, pairs, count, TOP_K,
+    TOKENS: tl.constexpr, EXTRA: tl.constexpr,
+):  # fmt: skip
+    """(expert, pairs, tokens) of a tile, int64; the tiles of EXTRA shared parts stand in front.
+
+    A shared part is the expert -2, -3, ..; its pairs stand behind all others, one for each token.
+    """
+    lane = tl.arange(0, TOKENS)
+    across = tl.cdiv(count, TOKENS)
+    if tile < EXTRA * across:
+        part = tile // across
+        token = tile % across * TOKENS + lane
+        pair = tl.where(token < count, pairs + part * count + token, -1)
+        expert = -2 - part
+    else:
+        tile -= EXTRA * across
+        expert = tl.load(experts + tile)
+        pair = tl.load(lanes + tile * TOKENS + lane)
+        token = pair // TOP_K
+    return expert.to(tl.int64), pair.to(tl.int64), token.to(tl.int64)
+
+
+@triton.jit
 def _gate_up(
-    x, weight, scale, experts, lanes, inner, limit, TOP_K, H, INNER,
-    TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr, STAGES: tl.constexpr,
-    STEP: tl.constexpr, EVEN: tl.constexpr, CLAMP: tl.constexpr, ASM: tl.constexpr,
-    CHAINED: tl.constexpr,
+    x, weight, scale, shared, shared_scale, experts, lanes, inner, limit, pairs, count,
+    TOP_K, H, INNER,
+    EXTRA: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr,
+    STAGES: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr, CLAMP: tl.constexpr,
+    ASM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     wait(CHAINED)
-    tile = tl.program_id(1)
-    expert = tl.load(experts + tile).to(tl.int64)
-    pair = tl.load(lanes + tile * TOKENS + tl.arange(0, TOKENS))
-    if expert >= 0:
+    expert, pair, token = _read_tile(
+        experts, lanes, tl.program_id(1), pairs, count, TOP_K, TOKENS, EXTRA
+    )
+    if expert != -1:
         live = pair >= 0
         row = tl.arange(0, OUTPUTS)  # gate and up of the same output lie side by side
-        n = tl.minimum(tl.program_id(0) * (OUTPUTS // 2) + row // 2, INNER - 1)
-        weight_row = weight + (expert * 2 * INNER + row % 2 * INNER + n) * H
-        grid, columns = tl.cdiv(INNER, STEP), tl.cdiv(H, STEP)
-        scale_row = scale + (expert * 2 * grid + row % 2 * grid + n // STEP) * columns
-        x_row = x + (pair // TOP_K).to(tl.int64) * H
+        n = tl.minimum(tl.program_id(0) * (OUTPUTS // 2) + row // 2, INNER - 1).to(tl.int64)
+        columns = tl.cdiv(H, STEP)
+        if expert >= 0:
+            own, factors = weight + expert * 2 * INNER * H, scale
+            ups, grid = INNER, tl.cdiv(INNER, STEP)
+            factors += expert * 2 * grid * columns
+        else:
+            n += (-2 - expert) * INNER
+            own, factors = shared, shared_scale
+            ups, grid = EXTRA * INNER, tl.cdiv(EXTRA * INNER, STEP)
+        weight_row = own + (row % 2 * ups + n) * H
+        scale_row = factors + (row % 2 * grid + n // STEP) * columns
+        x_row = x + token * H
         at = tl.program_id(0) * (OUTPUTS // 2) + tl.arange(0, OUTPUTS // 2)
         if SLICES:
             total = few_tokens(
@@ -120,7 +154,7 @@ def _gate_up(
             )  # fmt: skip
             sides = total.reshape((OUTPUTS // 2, 2, TOKENS)).permute((0, 2, 1))
             gate_value, up_value = tl.split(sides)
-            target = inner + pair.to(tl.int64)[None, :] * INNER + at[:, None]
+            target = inner + pair[None, :] * INNER + at[:, None]
             mask = live[None, :] & (at < INNER)[:, None]
         else:
             total = many_tokens(
@@ -128,7 +162,7 @@ def _gate_up(
                 OUTPUTS, TOKENS, STEP, STAGES, False, EVEN, ASM,
             )  # fmt: skip
             gate_value, up_value = tl.split(total.reshape((TOKENS, OUTPUTS // 2, 2)))
-            target = inner + pair.to(tl.int64)[:, None] * INNER + at[None, :]
+            target = inner + pair[:, None] * INNER + at[None, :]
             mask = live[:, None] & (at < INNER)[None, :]
         release(CHAINED)
         value = gate(gate_value, up_value, limit, CLAMP)
@@ -136,23 +170,40 @@ def _gate_up(
 
 
 @triton.jit
+def _place_down(
+    expert, weight, scale, shared, shared_scale, H, INNER,
+    EXTRA: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """An expert's, or a shared part's, weights and scales, and how far apart their rows are."""
+    if expert >= 0:
+        own, width, pitch = weight + expert * H * INNER, INNER, tl.cdiv(INNER, STEP)
+        factors = scale + expert * tl.cdiv(H, STEP) * pitch
+    else:
+        before = (-2 - expert) * INNER
+        own, width, pitch = shared + before, EXTRA * INNER, tl.cdiv(EXTRA * INNER, STEP)
+        factors = shared_scale + before // STEP
+    return own, width, factors, pitch
+
+
+@triton.jit
 def _down(
-    inner, weight, scale, experts, lanes, shares, parts, H, INNER,
-    TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr, STAGES: tl.constexpr,
-    STEP: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
+    inner, weight, scale, shared, shared_scale, experts, lanes, shares, parts, pairs, count, H,
+    INNER,
+    EXTRA: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr,
+    STAGES: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
     wait(CHAINED)
-    tile = tl.program_id(1)
-    expert = tl.load(experts + tile).to(tl.int64)
-    pair = tl.load(lanes + tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    if expert >= 0:
+    expert, pair, _ = _read_tile(experts, lanes, tl.program_id(1), pairs, count, 1, TOKENS, EXTRA)
+    if expert != -1:
         live = pair >= 0
         at = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
         n = tl.minimum(at, H - 1)
-        weight_row = weight + (expert * H + n) * INNER
-        scale_row = scale + (expert * tl.cdiv(H, STEP) + n // STEP) * tl.cdiv(INNER, STEP)
-        share = tl.load(shares + pair, mask=live, other=0).to(tl.float32)
+        own, width, factors, pitch = _place_down(
+            expert, weight, scale, shared, shared_scale, H, INNER, EXTRA, STEP
+        )
+        weight_row, scale_row = own + n.to(tl.int64) * width, factors + n // STEP * pitch
+        share = tl.load(shares + pair, mask=live & (pair < pairs), other=1).to(tl.float32)
         if SLICES:
             total = few_tokens(
                 weight_row, inner + pair * INNER, live, scale_row, 0, INNER,
@@ -179,31 +230,32 @@ def _down(
 
 @triton.jit
 def _down_short(
-    inner, weight, scale, experts, lanes, shares, parts, H, INNER,
-    TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr, ROUNDS: tl.constexpr,
-    STAGES: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
-    CHAINED: tl.constexpr,
+    inner, weight, scale, shared, shared_scale, experts, lanes, shares, parts, pairs, count, H,
+    INNER,
+    EXTRA: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr,
+    ROUNDS: tl.constexpr, STAGES: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+    ASM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """As `_down` for at most STEP * SLICES inputs."""
     wait(CHAINED)
-    tile = tl.program_id(1)
-    expert = tl.load(experts + tile).to(tl.int64)
-    pair = tl.load(lanes + tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    if expert >= 0:
+    expert, pair, _ = _read_tile(experts, lanes, tl.program_id(1), pairs, count, 1, TOKENS, EXTRA)
+    if expert != -1:
         live = pair >= 0
-        columns = tl.cdiv(INNER, STEP)
+        own, width, factors, pitch = _place_down(
+            expert, weight, scale, shared, shared_scale, H, INNER, EXTRA, STEP
+        )
+        share = tl.load(shares + pair, mask=live & (pair < pairs), other=1).to(tl.float32)
         short_down(
-            inner + pair * INNER, weight + expert * H * INNER, INNER,
-            scale + expert * tl.cdiv(H, STEP) * columns, columns, parts + pair * H, live,
-            tl.load(shares + pair, mask=live, other=0).to(tl.float32), H, INNER,
-            TOKENS, OUTPUTS, SLICES, ROUNDS, STAGES, STEP, EVEN, ASM,
+            inner + pair * INNER, own, width, factors, pitch, parts + pair * H, live, share, H,
+            INNER, TOKENS, OUTPUTS, SLICES, ROUNDS, STAGES, STEP, EVEN, ASM,
         )  # fmt: skip
         release(CHAINED)
 
 
 @triton.jit
 def _sum_choices(
-    parts, out, H, TOP_K: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+    parts, out, H, pairs, count,
+    TOP_K: tl.constexpr, EXTRA: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
@@ -211,6 +263,8 @@ def _sum_choices(
     total = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(TOP_K):
         total += tl.load(parts + (token * TOP_K + k) * H + h, mask=h < H, other=0)
+    for k in tl.static_range(EXTRA):
+        total += tl.load(parts + (pairs + k * count + token) * H + h, mask=h < H, other=0)
     tl.store(out + token * H + h, total.to(out.dtype.element_ty), mask=h < H)
 
 
@@ -235,61 +289,71 @@ def list_tiles(ids: Tensor, experts: int, tokens: int) -> Plan:
     return plan
 
 
-def sum_choices(parts: Tensor, out: Tensor, top_k: int) -> None:
-    """parts float32 [pairs, H] summed over each token's pairs into out [..., H]."""
+def sum_choices(parts: Tensor, out: Tensor, top_k: int, extra: int = 0) -> None:
+    """parts float32 [pairs + extra * tokens, H], each token's summed into out [..., H]."""
     hidden = parts.shape[1]
-    grid = (parts.shape[0] // top_k, triton.cdiv(hidden, 1024))
-    _sum_choices[grid](
-        parts, out, hidden, TOP_K=top_k, BLOCK=1024, CHAINED=CHAINED, launch_pdl=CHAINED
-    )
+    tokens = parts.shape[0] // (top_k + extra)
+    _sum_choices[(tokens, triton.cdiv(hidden, 1024))](
+        parts, out, hidden, tokens * top_k, tokens, TOP_K=top_k, EXTRA=extra, BLOCK=1024,
+        CHAINED=CHAINED, launch_pdl=CHAINED,
+    )  # fmt: skip
 
 
 def tiled_block_experts(
-    x: Tensor, own: BlockWeights, ids: Tensor, weights: Tensor, limit: float | None, fast: bool
+    x: Tensor,
+    own: BlockWeights,
+    ids: Tensor,
+    weights: Tensor,
+    limit: float | None,
+    shared: BlockWeights | None,
+    fast: bool,
 ) -> Tensor:
-    """`block_experts` without shared ones, of contiguous x, ids and weights."""
+    """`block_experts` of contiguous x, ids and weights; `shared` only if it `takes_shared`."""
     (experts, hidden, width), top_k = own.down.shape, ids.shape[-1]
     out, pairs = torch.empty_like(x), ids.numel()
     if not pairs:
         return out
-    shape = shape_for(pairs, experts, fast)
+    tokens, shape = pairs // top_k, shape_for(pairs, experts, fast)
+    extra = 0 if shared is None else shared.down.shape[1] // width
     plan = list_tiles(ids, experts, shape.tokens)
-    inner = x.new_empty((pairs, width))
-    parts = torch.empty((pairs, hidden), dtype=torch.float32, device=x.device)
-    up = shape.gate_up
-    _gate_up[(triton.cdiv(width, up.outputs // 2), plan.experts.shape[0])](
-        x, own.gate_up, own.gate_up_scale, *plan, inner, 0.0 if limit is None else limit, top_k,
-        hidden, width, TOKENS=shape.tokens, OUTPUTS=up.outputs, SLICES=up.slices,
-        STAGES=up.stages, STEP=STEP, EVEN=hidden % (STEP * max(1, up.slices)) == 0,
-        CLAMP=limit is not None, ASM=fast, CHAINED=CHAINED, num_warps=up.warps, launch_pdl=CHAINED,
+    inner = x.new_empty((pairs + extra * tokens, width))
+    parts = torch.empty((pairs + extra * tokens, hidden), dtype=torch.float32, device=x.device)
+    up, behind = shape.gate_up, own if shared is None else shared
+    tiles = plan.experts.shape[0] + extra * triton.cdiv(tokens, shape.tokens)
+    _gate_up[(triton.cdiv(width, up.outputs // 2), tiles)](
+        x, own.gate_up, own.gate_up_scale, behind.gate_up, behind.gate_up_scale, *plan, inner,
+        0.0 if limit is None else limit, pairs, tokens, top_k, hidden, width, EXTRA=extra,
+        TOKENS=shape.tokens, OUTPUTS=up.outputs, SLICES=up.slices, STAGES=up.stages, STEP=STEP,
+        EVEN=hidden % (STEP * max(1, up.slices)) == 0, CLAMP=limit is not None, ASM=fast,
+        CHAINED=CHAINED, num_warps=up.warps, launch_pdl=CHAINED,
     )  # fmt: skip
-    _project_down(inner, own, plan, weights, parts, shape, fast)
-    sum_choices(parts, out, top_k)
+    down = (inner, own.down, own.down_scale, behind.down, behind.down_scale, *plan, weights, parts)
+    _project_down((*down, pairs, tokens, hidden, width), tiles, extra, shape, fast)
+    sum_choices(parts, out, top_k, extra)
     return out
 
 
+def takes_shared(pairs: int, experts: int, inner: int, shared_inner: int, fast: bool) -> bool:
+    """Whether shared experts of such width run in the tiles of others, where those are small."""
+    small = shape_for(pairs, experts, fast).gate_up.slices > 0
+    return small and shared_parts(inner, shared_inner) is not None
+
+
 def _project_down(
-    inner: Tensor,
-    own: BlockWeights,
-    plan: Plan,
-    weights: Tensor,
-    parts: Tensor,
-    shape: Shape,
-    fast: bool,
+    args: tuple[Tensor | int, ...], tiles: int, extra: int, shape: Shape, fast: bool
 ) -> None:
     """inner [pairs, I] times its pair's expert and weight, into parts float32 [pairs, H]."""
-    (hidden, width), tiles, low = own.down.shape[1:], plan.experts.shape[0], shape.down
-    args = (inner, own.down, own.down_scale, *plan, weights, parts, hidden, width)
+    hidden, width, low = int(args[-2]), int(args[-1]), shape.down
     blocks = triton.next_power_of_2(triton.cdiv(width, STEP))
     if low.slices and blocks <= MOST_BLOCKS:
         _down_short[(triton.cdiv(hidden, low.outputs * ROUNDS), tiles)](
-            *args, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=blocks, ROUNDS=ROUNDS,
-            STAGES=low.stages, STEP=STEP, EVEN=width == blocks * STEP, ASM=fast,
+            *args, EXTRA=extra, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=blocks,
+            ROUNDS=ROUNDS, STAGES=low.stages, STEP=STEP, EVEN=width == blocks * STEP, ASM=fast,
             CHAINED=CHAINED, num_warps=1, launch_pdl=CHAINED,
         )  # fmt: skip
     else:
         _down[(triton.cdiv(hidden, low.outputs), tiles)](
-            *args, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=low.slices,
+            *args, EXTRA=extra, TOKENS=shape.tokens, OUTPUTS=low.outputs, SLICES=low.slices,
             STAGES=low.stages, STEP=STEP, EVEN=width % (STEP * max(1, low.slices)) == 0, ASM=fast,
             CHAINED=CHAINED, num_warps=low.warps, launch_pdl=CHAINED,
         )  # fmt: skip
