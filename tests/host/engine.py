@@ -49,6 +49,7 @@ class Setup:
     run_ahead: int = 2
     chunk: int | None = None
     prefix_cache: bool = True
+    prefill_share: float = 0.5
 
     def ladder(self) -> ShapeLadder:
         return ShapeLadder.build(self.max_batch, self.depth, self.widths, self.prefill_batch)
@@ -64,6 +65,7 @@ class Setup:
             self.run_ahead,
             chunk=self.chunk,
             prefix_cache=self.prefix_cache,
+            prefill_share=self.prefill_share,
         )
 
     def request(
@@ -73,6 +75,8 @@ class Setup:
         max_tokens: int | None = 8,
         min_tokens: int = 0,
         stop_ids: tuple[int, ...] = (),
+        priority: int = 0,
+        tenant: str = "",
     ) -> Request:
         """A request; a number for its prompt gives that many tokens. Its name seeds it."""
         rng = random.Random(name)
@@ -80,7 +84,9 @@ class Setup:
             prompt = tuple(rng.randrange(VOCABULARY) for _ in range(prompt))
         params = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens)
         seed = rng.randrange(2**62)
-        return Request(name, prompt, params, seed, self.context_len, stop_ids)
+        request = Request(name, prompt, params, seed, self.context_len, stop_ids)
+        request.priority, request.tenant = priority, tenant
+        return request
 
 
 @dataclass

@@ -37,6 +37,7 @@ def random_setup(rng: random.Random) -> Setup:
         row_width=context_len + rng.choice([0, 5, 20]),
         run_ahead=rng.randint(0, 3),
         chunk=rng.choice([None, *widths]),
+        prefill_share=rng.choice([0.5, 0.5, 0.1, 0.9]),
     )
 
 
@@ -53,7 +54,10 @@ def random_request(setup: Setup, rng: random.Random, number: int) -> Request:
     max_tokens = rng.choice([None, 1, rng.randint(1, 30)])
     stop_ids = tuple(rng.sample(range(VOCABULARY), rng.choice([0, 0, 1, 3])))
     min_tokens = rng.randint(0, max_tokens or 4)
-    return setup.request(f"{number}", prompt, max_tokens, min_tokens, stop_ids)
+    request = setup.request(f"{number}", prompt, max_tokens, min_tokens, stop_ids)
+    request.priority = rng.choice([0, 0, 0, -1, 5])
+    request.tenant = rng.choice("aab")
+    return request
 
 
 class Trial:

@@ -72,7 +72,10 @@ class Request:
     `grammar_base`: where its grammar's table lies, once it has a place. `scores`: one for each of
     `output`, `echo`: for each prompt token but the first; if asked for.
     Only requests with the same `cache_salt` find each other's pages. `block_keys` are kept by
-    `PrefixCache.keys`. Raises RequestError if the stop ids exceed MAX_STOP_IDS.
+    `PrefixCache.keys`. `priority`: the lower goes first. `tenant`: who asks; tenants share the
+    engine evenly. `overdue`: those of better priority have passed it often enough, and it is
+    served before them; `shielded`: it once was, and is not preempted for their sake. Raises
+    RequestError if the stop ids exceed MAX_STOP_IDS.
     """
 
     id: str
@@ -83,6 +86,8 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     adjustments: Adjustments | None = None
     cache_salt: str = ""
+    priority: int = 0
+    tenant: str = ""
     output: list[int] = field(default_factory=list[int])
     scores: list[TokenScore] = field(default_factory=list[TokenScore])
     echo: list[TokenScore] = field(default_factory=list[TokenScore])
@@ -90,6 +95,9 @@ class Request:
     finish: FinishReason | None = None
     tenancy: Tenancy | None = None
     turn: int = -1  # the lower, the longer it has not been served
+    arrival: int = -1  # the lower, the earlier it came
+    overdue: bool = False
+    shielded: bool = False
     stats: RequestStats = field(default_factory=RequestStats)
     block_keys: list[bytes] = field(default_factory=list[bytes])
 
@@ -167,6 +175,17 @@ class Request:
     def row(self) -> int | None:
         """The row it occupies, or None."""
         return None if self.tenancy is None else self.tenancy.row
+
+    @property
+    def preempted(self) -> bool:
+        """It has lost a row, and may have one again."""
+        return self.stats.preemptions > 0
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Of running requests, the one of the highest rank loses its pages first: by priority, then
+        the youngest."""
+        return (not self.shielded, 0 if self.shielded else self.priority, self.arrival)
 
     @property
     def lower(self) -> int:

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 from freewheel.errors import FreewheelError
 from freewheel.host.footprint import Footprint
+from freewheel.host.queue import Queue
 from freewheel.host.request import Request, RequestState
 from freewheel.host.reserve import Reservations
 from freewheel.host.shelf import Shelf
 from freewheel.host.tenancy import Tenancy
 from freewheel.spec import PageWrite
+
+PATIENCE = 8
+"""Prompt rounds in which better priorities may pass whoever has waited longest, before it is their
+turn to wait: so the lowest priority has a ninth of the rounds, however much comes above it."""
 
 
 class Roster:
@@ -24,8 +28,9 @@ class Roster:
         self.reservations = Reservations(
             footprint.groups, footprint.group_pages, rows, prefix_cache
         )
-        self.waiting: deque[Request] = deque()
+        self.waiting = Queue()
         self.running: list[Request] = []
+        self._passed = 0
 
     def tenancy(self, request: Request) -> Tenancy:
         """The tenancy of a running request. Raises FreewheelError if it has none."""
@@ -82,12 +87,36 @@ class Roster:
         """Give a waiting request a row."""
         self.waiting.remove(request)
         request.tenancy = self.reservations.admit(request)
-        if not request.stats.preemptions:
+        if not request.preempted:
             request.stats.cached_tokens = request.tenancy.start
+            self.waiting.tenants.charge(request.tenant, request.known - request.tenancy.start)
         self.running.append(request)
 
+    def served(self, chosen: list[Request], started: list[Request]) -> None:
+        """A prompt round takes these, and leaves others of `started` and of the queue waiting.
+
+        Once PATIENCE rounds have given better priorities the preference, the one that has waited
+        longest of those they passed becomes overdue.
+        """
+        for request in chosen:
+            request.overdue = False
+        best = min((request.priority for request in chosen), default=0)
+        left = [request for request in started if request not in chosen and not request.overdue]
+        passed = [r for r in (*left, *self.waiting.heads()) if r.priority > best]
+        if not chosen or not passed:
+            return
+        oldest = min(passed, key=lambda request: request.turn)
+        self._passed += 1
+        if self._passed < PATIENCE:
+            return
+        self._passed, oldest.shielded = 0, True
+        if oldest.tenancy is None:
+            self.waiting.hurry(oldest)
+        else:
+            oldest.overdue = True
+
     def secure(self, request: Request, tokens: int) -> tuple[PageWrite, ...] | None:
-        """Pages for the first `tokens` tokens, at the price of newer requests if need be.
+        """Pages for the first `tokens` tokens, at the price of lesser requests if need be.
 
         None: the row sits this round out, or has itself been preempted. Waiting for the row's own
         letters comes first, because its bounds may tighten; then waiting for quarantined pages.
@@ -101,16 +130,17 @@ class Roster:
                 return None
             if len(self.running) == 1:
                 raise FreewheelError(f"request {request.id!r} was admitted, but can never fit")
-            victim = self.running[-1]
+            victim = max(self.running, key=lambda running: running.rank)
             self.preempt(victim)
             if victim is request:
                 return None
 
     def preempt(self, request: Request) -> None:
-        """Back to the head of the queue, to compute prompt and output so far anew."""
+        """Back to the head of its priority's queue, to compute prompt and output so far anew."""
         self.leave(request)
         request.stats.preemptions += 1
-        self.waiting.appendleft(request)
+        request.overdue = request.shielded
+        self.waiting.add(request)
 
     def leave(self, request: Request) -> None:
         """Take the request off: out of the queue, or out of its row and pages."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from freewheel.errors import ConfigError, FreewheelError, RequestError
 from freewheel.host.chunks import widest_chunk
 from freewheel.host.footprint import Footprint
+from freewheel.host.interleaving import Interleaving
 from freewheel.host.request import Request
 from freewheel.host.roster import Roster
 from freewheel.host.seats import (
@@ -60,14 +61,17 @@ class Scheduler:
 
     Policy:
 
-    - *Kinds.* A round is for prompts or for decoding. While both have work they alternate, so
-      neither starves the other. A prompt's remainder runs in a prompt rectangle, however short.
-      The round of the last chunk emits the first token, and the row decodes from the next round
-      on, without waiting for that letter.
-    - *Prompts.* Served or queued longest ago goes first; `chunks.sharing` says how many share the
-      rectangle. Admission is first come, first served: the head of the queue gets a row when its
-      prompt and first decoding round fit into what is free beyond the needs of running requests
-      (the rest of their prompts; their next decoding round; at least one page each).
+    - *Kinds.* A round is for prompts or for decoding. While both have work, prompts get
+      `prefill_share` of the rounds, so neither starves the other: more shortens the time to the
+      first token, less the time between tokens. A prompt's remainder runs in a prompt rectangle,
+      however short. The round of the last chunk emits the first token, and the row decodes from
+      the next round on, without waiting for that letter.
+    - *Prompts.* By priority, then served or queued longest ago goes first; `chunks.sharing` says
+      how many share the rectangle. Within a priority tenants are served evenly, and each of them
+      first come, first served (`queue.Queue`). However much of better priority comes, whoever
+      waits gets a turn (`roster.PATIENCE`). The head of the queue gets a row when its prompt and
+      first decoding round fit into what is free beyond the needs of running requests (the rest of
+      their prompts; their next decoding round; at least one page each).
     - *Tables.* A waiting request whose grammar is not on the device has its table brought by rounds
       of their own, before anything else runs; the request is admitted behind them. `shelf` says
       how many there is room for (None: for none).
@@ -77,8 +81,9 @@ class Scheduler:
       one starts behind what they hold (`prefix.PrefixCache`).
     - *Short of pages.* Kept pages that nobody reads go first, the least recently used before
       others. A row whose letters are outstanding, or whose need is in quarantine, sits
-      the round out. Otherwise the request admitted last is preempted, until the pages suffice: it
-      goes to the head of the queue, to compute prompt and output anew. The oldest always stays.
+      the round out. Otherwise the request of the worst priority, and of those the youngest, is
+      preempted, until the pages suffice: it goes to the head of its queue, to compute prompt and
+      output anew. The oldest of the best priority always stays.
     """
 
     def __init__(  # noqa: PLR0913
@@ -94,6 +99,7 @@ class Scheduler:
         chunk: int | None = None,
         prefix_cache: bool = True,
         shelf: Shelf | None = None,
+        prefill_share: float = 0.5,
     ) -> None:
         if len(groups) != len(group_pages) or not groups:
             raise ConfigError(f"group_pages: {len(group_pages)} given for {len(groups)} groups")
@@ -103,6 +109,8 @@ class Scheduler:
             raise ConfigError(f"context_len: must be 2 to row_width {row_width}, got {context_len}")
         if run_ahead < 0:
             raise ConfigError(f"run_ahead: must be at least 0, got {run_ahead}")
+        if not 0 < prefill_share < 1:
+            raise ConfigError(f"prefill_share: must be between 0 and 1, got {prefill_share}")
         self.ladder = ladder
         self.context_len = context_len
         self.run_ahead = run_ahead
@@ -114,7 +122,7 @@ class Scheduler:
         self._rounds: deque[tuple[int, list[Seat]]] = deque()
         self._next_round = 0
         self._turns = itertools.count()
-        self._prompts_first = True
+        self._kinds = Interleaving(prefill_share)
 
     @property
     def in_flight(self) -> int:
@@ -129,9 +137,10 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises what `check` raises."""
         self.check(request)
-        request.turn = next(self._turns)
+        request.arrival = request.turn = next(self._turns)
         self._live[request.id] = request
-        self.roster.waiting.append(request)
+        self.roster.waiting.tenants.enter(request.tenant)
+        self.roster.waiting.add(request)
 
     def check(self, request: Request) -> None:
         """Whether `add` would take the request.
@@ -182,17 +191,19 @@ class Scheduler:
         """The next round; None if there is no work, or if a letter must be collected first."""
         if self.in_flight > self.run_ahead:
             return None
-        table = self.roster.shelf.due(self.roster.waiting)
-        if table is not None:
-            return self._launch(TABLES, [], table)
+        if self.roster.waiting.grammars:
+            table = self.roster.shelf.due(self.roster.waiting)
+            if table is not None:
+                return self._launch(TABLES, [], table)
         tenants = len(self.roster.running)
-        for prompts in (self._prompts_first, not self._prompts_first):
+        first = self._kinds.prompts_first
+        for prompts in (first, not first):
             if prompts:
                 seats = prompt_seats(self.roster, self.ladder)
             else:
                 seats = decode_seats(self.roster, self.ladder)
             if seats:
-                self._prompts_first = not prompts
+                self._kinds.ran(prompts)
                 fit = prompt_shape if prompts else _decode_shape
                 return self._launch(fit(seats, self.ladder), seats)
         if len(self.roster.running) < tenants:
@@ -217,6 +228,7 @@ class Scheduler:
             seat.tenancy.settle(row.computed, seat.advance, seat.emits)
             seat.request.stats.count(row, seat.start is not None, result.round_id, now)
             seat.request.take(row, seat.start)
+            self.roster.waiting.tenants.charge(seat.request.tenant, len(row.tokens))
             self.roster.reservations.publish(seat.request, seat.tenancy, row.finish)
             if row.finish is not None:
                 self._end(seat.request, row.finish)
@@ -257,6 +269,7 @@ class Scheduler:
         request.end(reason, length)
         self.roster.leave(request)
         self.roster.shelf.release(request)
+        self.roster.waiting.tenants.leave(request.tenant)
         del self._live[request.id]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from itertools import islice
 
 from freewheel.host.chunks import sharing
 from freewheel.host.request import Request, RequestState
@@ -47,24 +48,35 @@ class Seat:
 
 
 def prompt_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
-    """Rows on their way through a prompt, and new ones: served or queued longest ago goes first.
+    """Rows on their way through a prompt, and new ones: by priority, then served longest ago.
 
-    `chunks.sharing` says how many. Pages are reserved to the end of each row's chunk.
+    `chunks.sharing` says how many. Pages are reserved to the end of each row's chunk, for the best
+    rank first: a preemption takes the worst, so never a row that has its seat.
     """
     started = [r for r in roster.running if r.state is RequestState.PREFILLING]
-    started.sort(key=lambda r: r.turn)
-    queue = list(heapq.merge(started, roster.admissible(), key=lambda r: r.turn))
+    started.sort(key=_urgency)
+    joining = islice(roster.admissible(), ladder.max_prefill_batch)
+    queue = list(heapq.merge(started, joining, key=_urgency))
     chosen = queue[: sharing(ladder, [_chunk(roster, request) for request in queue])]
-    joining = [request for request in chosen if request.tenancy is None]
+    waiting = [request for request in chosen if request.tenancy is None]
     tenants = len(roster.running)
-    seats = [_prompt_seat(roster, r) for r in tuple(roster.running) if r in chosen]
-    for request in joining:
-        # A preemption just now puts the victim before them, and its turn comes first.
-        if len(roster.running) == tenants:
+    seats: list[Seat | None] = []
+    for request in sorted(chosen, key=lambda r: r.rank):
+        if request in waiting:
+            # A preemption just now puts the victim into the queue, and its turn comes first.
+            if len(roster.running) < tenants:
+                continue
             roster.admit(request)
             tenants += 1
-            seats.append(_prompt_seat(roster, request))
-    return [seat for seat in seats if seat is not None]
+        seats.append(_prompt_seat(roster, request))
+    found = [seat for seat in seats if seat is not None]
+    roster.served([seat.request for seat in found], started)
+    return found
+
+
+def _urgency(request: Request) -> tuple[bool, int, int]:
+    """In the order of which prompts are computed."""
+    return (not request.overdue, 0 if request.overdue else request.priority, request.turn)
 
 
 def decode_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
@@ -73,8 +85,9 @@ def decode_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
     Leaves out requests that rounds in flight will finish for certain.
     """
     ready = [r for r in roster.running if r.state is RequestState.DECODING and not r.finishing]
-    chosen = sorted(ready, key=lambda r: r.turn)[: ladder.max_batch]
-    seats = [_decode_seat(roster, r) for r in ready if r in chosen]
+    if len(ready) > ladder.max_batch:
+        ready = sorted(ready, key=lambda r: r.turn)[: ladder.max_batch]
+    seats = [_decode_seat(roster, r) for r in sorted(ready, key=lambda r: r.rank)]
     return [seat for seat in seats if seat is not None]
 
 
@@ -111,7 +124,7 @@ def _chunk(roster: Roster, request: Request) -> int:
 
 
 def _prompt_seat(roster: Roster, request: Request) -> Seat | None:
-    # An older request may have preempted this one since it was chosen.
+    # One of better rank may have preempted this one since it was chosen.
     if request.tenancy is None:
         return None
     tenancy = request.tenancy
