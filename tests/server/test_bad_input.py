@@ -76,7 +76,7 @@ COMPLETIONS: list[tuple[dict, str]] = [
     ({"suffix": "x"}, "suffix"),
     ({"model": ["demo"]}, "model"),
     ({"model": "x" * 600}, "model"),
-    ({"priority": 3}, "priority"),
+    ({"priority": 1 << 31}, "priority"),
     # code, tensors and templates in a request: CVE-2025-10164, -2025-62164, -2025-61620
     ({"prompt_embeds": "gASVCgAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOULg=="}, "prompt_embeds"),
     ({"logits_processors": [{"qualname": "os.system"}]}, "logits_processors"),

@@ -41,6 +41,9 @@ def serve(
     stall_seconds: Annotated[float, typer.Option(help="Silence that means death.")] = 60.0,
     grammar_seconds: Annotated[float, typer.Option(help="Compiling of one form.")] = 10.0,
     prefix_cache: Annotated[bool, typer.Option(help="Keep pages of ended requests.")] = True,
+    prefill_share: Annotated[
+        float, typer.Option(help="Of contested rounds, the prompts' share: sooner or smoother.")
+    ] = 0.5,
     metrics_prefix: Annotated[str, typer.Option(help="vllm makes its boards work.")] = "freewheel",
     admin_socket: Annotated[
         Path | None, typer.Option(help="Where an operator is listened to: a Unix socket's path.")

@@ -94,19 +94,24 @@ class LLM:
         *,
         at_once: int | None = None,
         cache_salt: str = "",
+        priority: int | Sequence[int] = 0,
     ) -> list[Output]:
         """One output for each prompt, in order. `params`: one for all, or one each.
 
         `at_once`: requests under way together; the next is queued when one of them ends. None
         queues all now. `cache_salt`: only requests with the same one find each other's cached
-        prompts. Raises RequestError, naming the field, before anything runs if any request
-        is invalid.
+        prompts. `priority`: one for all, or one each; the lower goes first. Raises RequestError,
+        naming the field, before anything runs if any request is invalid.
         """
         if at_once is not None and at_once < 1:
             raise RequestError("at_once", f"must be at least 1, got {at_once}")
         many = _prompt_list(prompts)
         each = _param_list(params, len(many))
-        requests = [self._request(p, s, cache_salt) for p, s in zip(many, each, strict=True)]
+        ranks = _priorities(priority, len(many))
+        requests = [
+            self._request(prompt, own, cache_salt, priority=rank)
+            for prompt, own, rank in zip(many, each, ranks, strict=True)
+        ]
         for request in requests:
             self._session.check(request)
         try:
@@ -129,7 +134,12 @@ class LLM:
         return live
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> Generator[Chunk]:
         """The answer, round by round; the last chunk carries the finish reason and metrics.
 
@@ -138,7 +148,7 @@ class LLM:
         `generate` called between their chunks: whatever runs shares its rounds.
         """
         given = SamplingParams() if params is None else params
-        request = self._request(prompt, given, cache_salt)
+        request = self._request(prompt, given, cache_salt, priority=priority)
         self._session.check(request)
         return self._chunks(request)
 
@@ -154,7 +164,10 @@ class LLM:
         params: SamplingParams,
         cache_salt: str,
         compiled: Callable[[Wish], Grammar] | None = None,
+        priority: int = 0,
+        tenant: str = "",
     ) -> Request:
+        _check_priority(priority)
         if not isinstance(cache_salt, str):
             raise RequestError("cache_salt", f"must be text, got {_kind(cache_salt)}")
         if not isinstance(params, SamplingParams):
@@ -179,7 +192,16 @@ class LLM:
         adjustments = adjustments_of(params, ids, self.tokenizer, compiled)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return Request(
-            next(self._ids), ids, params, seed, self.context_len, stop_ids, adjustments, cache_salt
+            next(self._ids),
+            ids,
+            params,
+            seed,
+            self.context_len,
+            stop_ids,
+            adjustments,
+            cache_salt,
+            priority,
+            tenant,
         )
 
     def _check_ids(self, field: str, ids: tuple[int, ...]) -> None:
@@ -208,6 +230,7 @@ class LLM:
             self.config.run_ahead,
             prefix_cache=self.config.prefix_cache,
             shelf=built.shelf(),
+            prefill_share=self.config.prefill_share,
         )
 
 
@@ -233,6 +256,21 @@ def _param_list(
     if len(params) != count:
         raise RequestError("params", f"{len(params)} given for {count} prompts")
     return params
+
+
+def _priorities(priority: int | Sequence[int], count: int) -> Sequence[int]:
+    if isinstance(priority, int):
+        return [priority] * count
+    if not _is_list(priority):
+        raise RequestError("priority", f"must be a number, or a list, got {_kind(priority)}")
+    if len(priority) != count:
+        raise RequestError("priority", f"{len(priority)} given for {count} prompts")
+    return priority
+
+
+def _check_priority(priority: object) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RequestError("priority", f"must be a whole number, got {priority!r}")
 
 
 def _is_list(value: object) -> bool:

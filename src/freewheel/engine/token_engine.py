@@ -102,16 +102,24 @@ class TokenEngine:
         params: SamplingParams,
         cache_salt: str = "",
         grammar: Grammar | None = None,
+        priority: int = 0,
+        tenant: str = "",
     ) -> None:
         """Queue a request. Raises RequestError, and changes nothing, if it cannot be served.
 
         `grammar`: what `grammar_of(params)` gave. Without it, a structure is compiled here, and the
-        rounds of others wait for that.
+        rounds of others wait for that. `priority`: the lower goes first; of equals, `tenant`s are
+        served evenly.
         """
         if request_id in self._guests:
             raise RequestError("id", f"{request_id!r} is in use by a live request")
         request = self._llm._request(
-            list(prompt), params, cache_salt, None if grammar is None else lambda _: grammar
+            list(prompt),
+            params,
+            cache_salt,
+            None if grammar is None else lambda _: grammar,
+            priority,
+            tenant,
         )
         live = self._session.add(request, TextStream(_no_text))
         self._guests[request_id] = _Guest(request_id, live, time.perf_counter())

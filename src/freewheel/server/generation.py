@@ -100,7 +100,7 @@ class Usage:
 class Generation:
     """`n` answers to each of `prompts`. Closing it ends at the engine whatever has not ended."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         link: Link,
         tokenizer: Tokenizer,
@@ -109,7 +109,9 @@ class Generation:
         n: int = 1,
         end_of_thought: int | None = None,
         structure: Structure | None = None,
+        *,
         cache_salt: str = "",
+        priority: int = 0,
     ) -> None:
         """Raises ApiError: 503 without an engine, 429 if there is too much to do."""
         link.check_ready()
@@ -123,7 +125,7 @@ class Generation:
         for prompt in prompts:
             for copy in range(n):
                 own = for_choice(params, copy)
-                ticket = link.open(prompt, own, self._events, cache_salt)
+                ticket = link.open(prompt, own, self._events, cache_salt, priority)
                 reader = Reader(tokenizer, own, end_of_thought)
                 choice = Choice(len(self.choices), prompt, ticket, reader)
                 self.choices.append(choice)

@@ -26,7 +26,7 @@ from freewheel.errors import ConfigError, FreewheelError
 from freewheel.server import wire as m
 from freewheel.server.failures import ApiError, engine_lost, not_ready
 from freewheel.server.journal import Journal, write_dump
-from freewheel.server.settings import ServerSettings
+from freewheel.server.settings import TENANT, ServerSettings
 from freewheel.server.tickets import Events, Ledger, Ticket
 from freewheel.spec import FinishReason, SamplingParams
 
@@ -101,15 +101,21 @@ class Link:
             raise not_ready(f"the engine is {self.state}")
 
     def open(
-        self, prompt: list[int], params: SamplingParams, events: Events, cache_salt: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        events: Events,
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> Ticket:
-        """Send a request to the engine. Raises ApiError if there is none."""
+        """Send a request to the engine, in the caller's name. Raises ApiError if there is none."""
         self.check_ready()
         ticket = Ticket(f"{next(self._ids)}", prompt, params, events)
         self.ledger.live[ticket.id] = ticket
         # The seed is drawn here, so that whoever replays the order draws the same tokens.
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        order = m.Submit(ticket.id, prompt, replace(params, seed=seed), cache_salt)
+        given = (replace(params, seed=seed), cache_salt, priority, TENANT.get())
+        order = m.Submit(ticket.id, prompt, *given)
         self._journal.submitted(order)
         self._send(order)
         return ticket

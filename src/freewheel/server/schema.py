@@ -23,6 +23,8 @@ IdText = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1 << 21)]
 Count = Annotated[int, Field(ge=0, lt=1 << 31)]
+Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
+"""vLLM's: the lower goes first; 0 if nothing is said."""
 
 
 class Strict(BaseModel):
@@ -85,7 +87,7 @@ class Choices(Sampling):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: ShortText | None = None
-    priority: Literal[0] | None = None
+    priority: Priority | None = None
     cache_salt: ShortText | None = None
     return_token_ids: bool | None = None
     return_pieces: bool | None = Field(

@@ -143,12 +143,13 @@ class Serving:
         end_of_thought: int | None = None,
         structure: Structure | None = None,
         cache_salt: str | None = None,
+        priority: int | None = None,
     ) -> Generation:
         """Begin. Raises ApiError 429 and 503."""
-        salt = cache_salt or ""
-        given = (prompts, params, n, end_of_thought, structure, salt)
+        given = (prompts, params, n, end_of_thought, structure)
+        salt, rank = cache_salt or "", priority or 0
         try:
-            return Generation(self.link, self.tokenizer, *given)
+            return Generation(self.link, self.tokenizer, *given, cache_salt=salt, priority=rank)
         except ApiError as error:
             self.metrics.rejected(error.code or "error")
             raise

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 from freewheel.errors import ConfigError
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+TENANT: ContextVar[str] = ContextVar("tenant", default="")
+"""In whose name a request is served: which of the API keys it showed. Tenants are served evenly."""
 
 
 @dataclass(frozen=True, kw_only=True)

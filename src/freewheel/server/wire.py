@@ -17,6 +17,8 @@ class Submit(Struct, tag=True):
     prompt: list[int]
     params: SamplingParams
     cache_salt: str = ""
+    priority: int = 0
+    tenant: str = ""
 
 
 class Abort(Struct, tag=True):

@@ -123,7 +123,15 @@ class Worker:
         self, engine: TokenEngine, order: m.Submit, grammar: Callable[[], Grammar | None]
     ) -> None:
         try:
-            engine.submit(order.id, order.prompt, order.params, order.cache_salt, grammar())
+            engine.submit(
+                order.id,
+                order.prompt,
+                order.params,
+                order.cache_salt,
+                grammar(),
+                order.priority,
+                order.tenant,
+            )
         except RequestError as error:
             self._send(m.Refused(order.id, error.field, str(error)))
         else:

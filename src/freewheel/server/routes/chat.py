@@ -98,7 +98,13 @@ async def chat_completions(body: ChatRequest, serving: Served) -> Response:
     serving.check_room(prompt.ids, limit, f"messages {field_name}")
     head = {"id": new_id("chatcmpl"), "created": now(), "model": model}
     generation = serving.generate(
-        [prompt.ids], params, body.n or 1, prompt.end_of_thought, structure, body.cache_salt
+        [prompt.ids],
+        params,
+        body.n or 1,
+        prompt.end_of_thought,
+        structure,
+        body.cache_salt,
+        body.priority,
     )
     writer = _Writer(head, body, generation, serving, prompt.ids)
     if body.stream:

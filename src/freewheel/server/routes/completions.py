@@ -75,7 +75,12 @@ async def completions(body: CompletionRequest, serving: Served) -> Response:
     if max_tokens == 0 and params.prompt_logprobs is None:
         return json_response(head | _echo_only(prompts, body.n or 1))
     generation = serving.generate(
-        prompts.ids, params, body.n or 1, structure=structure, cache_salt=body.cache_salt
+        prompts.ids,
+        params,
+        body.n or 1,
+        structure=structure,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
     )
     writer = _Writer(head, body, generation, serving, prompts)
     if body.stream:

@@ -16,7 +16,7 @@ from freewheel.server.respond import Streamed, Whole, event
 from freewheel.server.routes.chat import MAX_MESSAGES
 from freewheel.server.routes.shapes import new_id, now
 from freewheel.server.sampling import sampling_params
-from freewheel.server.schema import Count, Sampling, ShortText, Strict, Text
+from freewheel.server.schema import Count, Priority, Sampling, ShortText, Strict, Text
 from freewheel.server.serving import Served
 from freewheel.server.structure import structure_of_format
 
@@ -79,6 +79,7 @@ class ResponsesRequest(Strict):
     truncation: Literal["disabled"] | None = None
     user: ShortText | None = None
     cache_salt: ShortText | None = None
+    priority: Priority | None = None
     tags: Annotated[dict[ShortText, ShortText], Field(max_length=16)] | None = Field(
         default=None, alias="metadata"
     )
@@ -99,7 +100,13 @@ async def responses(body: ResponsesRequest, serving: Served) -> Response:
     prompt = await serving.converse(_turns(body), effort not in (None, "none"))
     serving.check_room(prompt.ids, body.max_output_tokens, "input max_output_tokens")
     generation = serving.generate(
-        [prompt.ids], params, 1, prompt.end_of_thought, structure, body.cache_salt
+        [prompt.ids],
+        params,
+        1,
+        prompt.end_of_thought,
+        structure,
+        body.cache_salt,
+        body.priority,
     )
     writer = _Writer(model, body, generation)
     if body.stream:
