@@ -9,8 +9,6 @@ is the table of names. A part never reads a device value and never keeps one bet
 from __future__ import annotations
 
 from freewheel.nn.decoder import DecoderLayer, load_decoder_layer
-from freewheel.nn.entry_groups import entry_groups
-from freewheel.nn.history import HISTORY, history_group
 from freewheel.nn.hyper import HyperHead, load_hyper_head, spread
 from freewheel.nn.linear import Embedding, Head, Linear, load_embedding, load_head, load_linear
 from freewheel.nn.mtp import MtpLayer, load_mtp_layer
@@ -19,6 +17,8 @@ from freewheel.nn.sight import whole_sight
 from freewheel.nn.source import WeightSource, held_tensors, wide_dtype
 from freewheel.nn.stream_layer import RopeTables, StreamLayer, load_stream_layer
 from freewheel.nn.stream_mtp import StreamMtp, load_stream_mtp
+from freewheel.spec.entry_groups import entry_groups
+from freewheel.spec.history import HISTORY, history_group
 
 __all__ = [
     "HISTORY",

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from freewheel import ops
 from freewheel.nn.compressor import Compressor, load_compressor
-from freewheel.nn.entry_groups import KEY, WINDOW
 from freewheel.nn.entry_indexer import EntryIndexer, load_entry_indexer
 from freewheel.nn.linear import Projection, load_linear
 from freewheel.nn.norm_rope import Norm, load_wide_norm
 from freewheel.nn.sight import Sight
 from freewheel.nn.source import WeightSource, wide_dtype
 from freewheel.spec.compressed import CompressedSpec, LayerKind, SharedKvSpec
+from freewheel.spec.entry_groups import KEY, WINDOW
 from freewheel.state import CachePool, StepView
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freewheel import ops
-from freewheel.nn.entry_groups import ENTRY, INDEX_ENTRY, INDEX_RAW, RAW
 from freewheel.nn.matrix import concat_rows
 from freewheel.nn.norm_rope import Norm, load_wide_norm
 from freewheel.nn.sight import EntrySight
 from freewheel.nn.source import WeightSource, wide_dtype
 from freewheel.spec.compressed import CompressedSpec, LayerKind
+from freewheel.spec.entry_groups import ENTRY, INDEX_ENTRY, INDEX_RAW, RAW
 from freewheel.state import CachePool, StepView
 
 

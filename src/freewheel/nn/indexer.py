@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from freewheel import ops
-from freewheel.nn.history import HISTORY, INDEX_KEY
 from freewheel.nn.linear import Linear, load_wide_linear
 from freewheel.nn.source import WeightSource
+from freewheel.spec.history import HISTORY, INDEX_KEY
 from freewheel.spec.model import DsaSpec, IndexerSpec
 from freewheel.state import CachePool, StepView
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freewheel import ops
-from freewheel.nn.history import HISTORY, LATENT
 from freewheel.nn.indexer import Indexer, load_indexer
 from freewheel.nn.linear import Projection, StackedLinear, load_linear, load_stacked_linear
 from freewheel.nn.norm_rope import Norm, load_norm
 from freewheel.nn.source import WeightSource
+from freewheel.spec.history import HISTORY, LATENT
 from freewheel.spec.model import AttentionSpec, DsaSpec
 from freewheel.state import CachePool, StepView
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freewheel import ops
-from freewheel.nn.entry_groups import WINDOW, EntryPlaces, entry_places
 from freewheel.spec.compressed import CompressedSpec, LayerKind
+from freewheel.spec.entry_groups import WINDOW, EntryPlaces, entry_places
 from freewheel.state import CachePool, StepView
 
 

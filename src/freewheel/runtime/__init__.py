@@ -7,13 +7,13 @@ May import everything below the engine. `uplink` is the only file that copies to
 
 from __future__ import annotations
 
+from freewheel.memory import Sizes
 from freewheel.runtime.build import Built, Resolved, build
 from freewheel.runtime.clock import Span
 from freewheel.runtime.convert import convert
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.machine import Machine
-from freewheel.runtime.memory import Sizes
 from freewheel.runtime.outline import outline
 from freewheel.runtime.steady import SteadyCounts, SteadyDecode, SteadyRun, room_for
 from freewheel.runtime.survey import Survey, survey, verify

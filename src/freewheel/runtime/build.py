@@ -12,6 +12,7 @@ from freewheel.config import Decisions, EngineConfig, find_model, kernel_cache_f
 from freewheel.decode import ChainDrafter, Drafter, LookupDrafter, NoDrafter
 from freewheel.errors import CheckpointError, ConfigError
 from freewheel.host import Shelf
+from freewheel.memory import Sizes, plan_memory, resolve_page_size
 from freewheel.models import (
     LoadedModel,
     ModelFolder,
@@ -24,7 +25,6 @@ from freewheel.models.base import DraftHead, Model
 from freewheel.models.load import Stock, has_mtp_weights, take_stock
 from freewheel.ops import load_kernels
 from freewheel.runtime.executor import Executor
-from freewheel.runtime.memory import Sizes, plan_memory
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.model import ModelSpec
@@ -218,21 +218,6 @@ def check_deterministic(config: EngineConfig, device: str, spec: ModelSpec) -> N
         raise ConfigError(
             f"deterministic: the operators of {spec.family} on CUDA do not keep it yet"
         )
-
-
-def resolve_page_size(config: EngineConfig, spec: ModelSpec, decisions: Decisions) -> int:
-    """Tokens of a cache page. Raises ConfigError for one that does not suit the model."""
-    multiple = spec.page_multiple
-    if config.page_size is not None:
-        if config.page_size % multiple:
-            raise ConfigError(
-                f"page_size: must be a multiple of {multiple} for this model, whose cached rows "
-                f"cover up to so many tokens; got {config.page_size}"
-            )
-        return config.page_size
-    choice = next(size for size in (64, 256, multiple) if size % multiple == 0)
-    decisions.note("page_size", choice, f"must be a multiple of {multiple} for this model")
-    return choice
 
 
 def make_drafter(name: str, head: DraftHead | None) -> Drafter:

@@ -20,12 +20,12 @@ from freewheel.graph import (
     TapeGraph,
     no_host_sync,
 )
+from freewheel.memory import Sizes
 from freewheel.models.base import Model
 from freewheel.ops import kernels_loaded
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.deterministic import in_fixed_blocks
 from freewheel.runtime.mailbox import Mailbox, outbox_shape
-from freewheel.runtime.memory import Sizes
 from freewheel.runtime.streams import CudaStreams, NoStreams, Streams
 from freewheel.runtime.uplink import Uplink
 from freewheel.spec.cache import CacheGroup

@@ -10,6 +10,7 @@ import torch
 from freewheel.config import Decisions, EngineConfig
 from freewheel.decode import Round
 from freewheel.graph import calls_on_meta
+from freewheel.memory import plan_memory
 from freewheel.runtime.build import (
     find_folder,
     make_drafter,
@@ -20,7 +21,6 @@ from freewheel.runtime.build import (
     sketch,
 )
 from freewheel.runtime.mailbox import outbox_shape
-from freewheel.runtime.memory import plan_memory
 from freewheel.spec.shape import StepShape
 from freewheel.state import Arena, CachePool, InboxLayout, SequenceState
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from freewheel.config import Decision, Decisions, EngineConfig, find_model
+from freewheel.memory import Sizes, plan_memory, request_pages
 from freewheel.models import Catalogue, ModelFolder
 from freewheel.models.manifest import Progress, verify_manifest
 from freewheel.nn.source import held_tensors
@@ -19,7 +20,6 @@ from freewheel.runtime.build import (
     resolve_page_size,
     sketch,
 )
-from freewheel.runtime.memory import Sizes, plan_memory, request_pages
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.model import ModelSpec
 from freewheel.spec.shape import ShapeLadder

@@ -135,7 +135,7 @@ class ShapeLadder:
     def fit_decode(self, rows: int, extras: int = 0) -> StepShape:
         """The smallest decoding rectangle of at least `rows` rows."""
         shape = next(shape for shape in self.decode if shape.batch >= rows)
-        return replace(shape, extras=min(extras, REPORTS))
+        return replace(shape, extras=min(extras, REPORTS)) if extras else shape
 
     def fit_prefill(self, rows: int, longest: int, ready: bool, extras: int = 0) -> StepShape:
         """The narrowest prompt rectangle for `longest` tokens; `ready`: some row ends its prompt.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from freewheel.config import Decisions, EngineConfig
 from freewheel.errors import ConfigError
 from freewheel.spec.cache import CacheGroup
+from freewheel.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,21 @@ def plan_memory(
     else:
         decisions.note("pages", pages, f"{config.max_batch} requests of {context_len} tokens")
     return Sizes(config.max_batch + 1, context_len, tuple(n + 1 for n in pages))
+
+
+def resolve_page_size(config: EngineConfig, spec: ModelSpec, decisions: Decisions) -> int:
+    """Tokens of a cache page. Raises ConfigError for one that does not suit the model."""
+    multiple = spec.page_multiple
+    if config.page_size is not None:
+        if config.page_size % multiple:
+            raise ConfigError(
+                f"page_size: must be a multiple of {multiple} for this model, whose cached rows "
+                f"cover up to so many tokens; got {config.page_size}"
+            )
+        return config.page_size
+    choice = next(size for size in (64, 256, multiple) if size % multiple == 0)
+    decisions.note("page_size", choice, f"must be a multiple of {multiple} for this model")
+    return choice
 
 
 def pages_wanted(config: EngineConfig, group: CacheGroup, context_len: int) -> int:
