@@ -33,6 +33,7 @@ ALLOWED: dict[str, Allowed] = {
     "spec": _allow(),
     "config": _allow("spec"),
     "host": _allow("spec"),
+    "memory": _allow("spec config"),
     "chat": _allow("spec", "jinja2"),
     "structured": _allow("spec", "numpy outlines_core"),
     "graph": _allow("", "torch"),
@@ -42,16 +43,18 @@ ALLOWED: dict[str, Allowed] = {
     "models": _allow("spec nn state", "torch safetensors"),
     "decode": _allow("spec ops state models.base", "torch"),
     "runtime": _allow(
-        "spec config host chat graph ops state nn models decode", "torch numpy safetensors"
+        "spec config memory host chat graph ops state nn models decode",
+        "torch numpy safetensors",
     ),
     "engine": _allow("config spec host chat structured runtime", "tokenizers"),
     "audit": _allow("config spec host chat graph runtime engine", "torch"),
     "bench": _allow("config spec engine", "httpx prometheus_client"),
+    "simulate": _allow("config spec memory host"),
     "server": _allow(
         "config spec chat engine audit",
         "fastapi starlette uvicorn pydantic prometheus_client msgspec zmq opentelemetry",
     ),
-    "cli": _allow("config spec chat engine audit bench server", "typer rich"),
+    "cli": _allow("config spec chat engine audit bench simulate server", "typer rich"),
     "__init__": _allow("config spec engine audit"),
     "__main__": _allow("cli"),
 }

@@ -10,7 +10,18 @@ from typing import Annotated
 import typer
 
 import freewheel
-from freewheel.cli import INTERRUPTED, audit, bench, chat, convert, generate, inspect, replay, serve
+from freewheel.cli import (
+    INTERRUPTED,
+    audit,
+    bench,
+    chat,
+    convert,
+    generate,
+    inspect,
+    replay,
+    serve,
+    simulate,
+)
 from freewheel.cli.terminal import accept_any_letter, fail
 from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 
@@ -29,6 +40,7 @@ app.command("inspect")(inspect.inspect)
 app.command("convert")(convert.convert)
 app.command("audit")(audit.audit)
 app.command("replay")(replay.replay)
+app.command("simulate", help=simulate.HELP)(simulate.simulate)
 app.add_typer(bench.app, name="bench")
 
 

@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
-SMALLEST = Fraction(1, 1000)
+WHOLE = 1000
+"""A round, in the units in which shares are kept."""
 
 
 class Interleaving:
-    """Gives prompts `share` of the rounds, as evenly as whole rounds allow.
+    """Gives prompts `share` of the rounds, to a thousandth, as evenly as whole rounds allow.
 
     0.5: in turns. 0.2: four decoding rounds behind each one for prompts. 0.8: four for prompts
     behind each decoding round. What one kind could not use is not saved up for it.
     """
 
     def __init__(self, share: float) -> None:
-        self._share = max(SMALLEST, min(1 - SMALLEST, Fraction(share).limit_denominator(1000)))
-        self._claim = Fraction(0)  # rounds that prompts are owed
+        self._share = max(1, min(WHOLE - 1, round(WHOLE * share)))
+        self._claim = 0  # of a round, what prompts are owed
 
     @property
     def prompts_first(self) -> bool:
@@ -27,7 +26,6 @@ class Interleaving:
     def ran(self, prompts: bool) -> None:
         """A round was launched."""
         if prompts:
-            self._claim = max(self._claim, Fraction(0)) - (1 - self._share)
+            self._claim = max(self._claim, 0) - (WHOLE - self._share)
         else:
-            most = max(Fraction(0), 2 * self._share - 1)
-            self._claim = min(self._claim + self._share, most)
+            self._claim = min(self._claim + self._share, max(0, 2 * self._share - WHOLE))

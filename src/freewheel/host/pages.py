@@ -24,7 +24,8 @@ class IdPool:
             raise ConfigError(f"{name}: must be at least 2 (number 0 is scratch), got {size}")
         self.name = name
         self.total = size - 1
-        self._free = list(range(1, size))
+        self._free: list[int] = []  # a heap of returned ones
+        self._fresh = 1  # this id and all above it were never handed out
         self._owned: set[int] = set()
         self._quarantine: list[tuple[int, int]] = []
         self._collected = -1
@@ -32,7 +33,7 @@ class IdPool:
     @property
     def free(self) -> int:
         """Ids that may be handed out now."""
-        return len(self._free)
+        return len(self._free) + self.total + 1 - self._fresh
 
     @property
     def owned(self) -> int:
@@ -53,7 +54,10 @@ class IdPool:
         """The `count` lowest free ids. Raises FreewheelError if fewer are free: see `free`."""
         if count > self.free:
             raise FreewheelError(f"{self.name}: {count} asked for, {self.free} free")
-        ids = tuple(heapq.heappop(self._free) for _ in range(count))
+        returned = min(count, len(self._free))
+        fresh = range(self._fresh, self._fresh + count - returned)
+        self._fresh = fresh.stop
+        ids = (*(heapq.heappop(self._free) for _ in range(returned)), *fresh)
         self._owned.update(ids)
         return ids
 
@@ -76,7 +80,9 @@ class IdPool:
     def check(self) -> None:
         """Raise FreewheelError unless free + cached + owned + quarantined = total, each id once."""
         held = [*self._free, *self._owned, *(one for _, one in self._quarantine)]
-        if len(held) + self.cached != self.total or len(set(held)) != len(held):
+        untouched = self.total + 1 - self._fresh
+        distinct = len(set(held)) == len(held) and max(held, default=0) < self._fresh
+        if len(held) + self.cached + untouched != self.total or not distinct:
             raise FreewheelError(
                 f"{self.name}: free {self.free} + cached {self.cached} + owned {self.owned} + "
                 f"quarantined {self.quarantined} is not {self.total} distinct ones"

@@ -100,8 +100,10 @@ class PrefixCache:
 
     def publish(self, request: Request, tenancy: Tenancy) -> None:
         """Keep the blocks that the row has computed and that are not kept yet."""
-        keys, count = self.keys(request), tenancy.lower // self.block_size
-        at = tenancy.published
+        count, at = tenancy.lower // self.block_size, tenancy.published
+        if count == at:
+            return
+        keys = self.keys(request)
         while at and keys[at - 1] not in self._blocks:
             at -= 1
         parent = self._blocks[keys[at - 1]] if at else None

@@ -207,6 +207,11 @@ class Request:
         """Rounds in flight are certain to bring it to its limit, if nothing ends it before."""
         return self.tenancy is not None and self.known + self.tenancy.owed >= self.limit
 
+    @property
+    def decodes(self) -> bool:
+        """Its prompt is launched, and another round may bring it tokens."""
+        return self.tenancy is not None and not self.tenancy.prefilling and not self.finishing
+
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Certain tokens at positions `start` to `stop` (cut at `known`)."""
         border = len(self.prompt)

@@ -31,6 +31,7 @@ class Reservations:
             PageAllocator(group, pages) for group, pages in zip(groups, group_pages, strict=True)
         )
         self.rows = RowAllocator(rows)
+        self.forgets = any(group.retention is not None for group in groups)
         keeps = prefix_cache and any(group.retention is None for group in groups)
         self.prefix = PrefixCache(self.pools) if keeps else None
 
@@ -100,10 +101,11 @@ class Reservations:
 
     def missing(self, tenancy: Tenancy, tokens: int) -> tuple[int, ...]:
         """Pages of each group that the row lacks to hold its first `tokens` tokens."""
-        return tuple(
-            max(0, pool.group.pages_for(tokens) - span.end)
-            for pool, span in zip(self.pools, tenancy.spans, strict=True)
-        )
+        found: list[int] = []
+        for pool, span in zip(self.pools, tenancy.spans, strict=True):
+            count = pool.group.pages_for(tokens) - span.first - len(span.pages)
+            found.append(count if count > 0 else 0)
+        return tuple(found)
 
     def reserve(self, tenancy: Tenancy, tokens: int) -> tuple[PageWrite, ...] | None:
         """Extend the row to `tokens` tokens; None, and no change, if some group is short.
@@ -111,6 +113,8 @@ class Reservations:
         Returns one write for each new column. They must travel with the row's next launch.
         """
         missing = self.missing(tenancy, tokens)
+        if not any(missing):
+            return ()
         for group, (count, pool) in enumerate(zip(missing, self.pools, strict=True)):
             if count > pool.free and self.prefix is not None:
                 self.prefix.make_room(group, count)
@@ -133,6 +137,8 @@ class Reservations:
 
     def trim(self, tenancy: Tenancy) -> None:
         """Free the pages that lie wholly behind what later rounds may read."""
+        if not self.forgets:
+            return
         for pool, span in zip(self.pools, tenancy.spans, strict=True):
             if pool.group.retention is None:
                 continue

@@ -49,6 +49,8 @@ class Roster:
         like another's prompt waits until that prompt's pages are there to share, and lets others
         pass.
         """
+        if not self.waiting or not self.reservations.rows.free:
+            return
         spare = self.reservations.spare
         for request in self.running:
             spare = [a - b for a, b in zip(spare, self._outstanding(request), strict=True)]

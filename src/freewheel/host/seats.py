@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from freewheel.host.chunks import sharing
-from freewheel.host.request import Request, RequestState
+from freewheel.host.request import Request
 from freewheel.host.roster import Roster
 from freewheel.host.tenancy import Tenancy
 from freewheel.spec import Admission, Feed, PageWrite, ShapeLadder, StepPlan, StepShape, TableWrite
@@ -53,7 +53,9 @@ def prompt_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
     `chunks.sharing` says how many. Pages are reserved to the end of each row's chunk, for the best
     rank first: a preemption takes the worst, so never a row that has its seat.
     """
-    started = [r for r in roster.running if r.state is RequestState.PREFILLING]
+    started = [r for r in roster.running if r.tenancy is not None and r.tenancy.prefilling]
+    if not started and not roster.waiting:
+        return []
     started.sort(key=_urgency)
     joining = islice(roster.admissible(), ladder.max_prefill_batch)
     queue = list(heapq.merge(started, joining, key=_urgency))
@@ -84,7 +86,7 @@ def decode_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
 
     Leaves out requests that rounds in flight will finish for certain.
     """
-    ready = [r for r in roster.running if r.state is RequestState.DECODING and not r.finishing]
+    ready = [r for r in roster.running if r.decodes]
     if len(ready) > ladder.max_batch:
         ready = sorted(ready, key=lambda r: r.turn)[: ladder.max_batch]
     seats = [_decode_seat(roster, r) for r in sorted(ready, key=lambda r: r.rank)]

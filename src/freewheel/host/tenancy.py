@@ -55,7 +55,8 @@ class Tenancy:
         Exact until the prompt's last chunk is launched. A row that holds `limit` tokens has
         computed all but the last of them, and stays there.
         """
-        return min(self.lower + self.pending, self.limit - 1)
+        upper, last = self.lower + self.pending, self.limit - 1
+        return upper if upper < last else last
 
     @property
     def prefilling(self) -> bool:

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`freewheel simulate`: a trace through the real scheduler and caches, on no device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from freewheel.cli import options as o
+from freewheel.cli.terminal import answers, messages, write_json
+from freewheel.config import EngineConfig
+from freewheel.errors import ConfigError
+from freewheel.simulate import (
+    UNLIMITED,
+    Made,
+    Replay,
+    RoundCost,
+    Trace,
+    make,
+    read_measured,
+    read_trace,
+    report,
+    simulation,
+    write_trace,
+)
+
+HELP = (
+    "Replay a trace through the engine's own scheduler, pages and prefix cache, on a clock of its "
+    "own: no weights are read, nothing is computed.\n\n"
+    "TRACE is JSONL in Mooncake's format: timestamp (ms), input_length, output_length, hash_ids "
+    "(of blocks of --block tokens); priority and tenant may stand beside them, and ids past the "
+    "prompt's are the answer's. With --make it is written first, from the options below that.\n\n"
+    "A round takes --fixed-ms, and --token-us for each token of its rectangle, and --key-ns for "
+    "each token behind its rows; decoding rounds take what --costs FILE measured (written by "
+    "bench decode --json). --accept: the share of rounds in which the first draft is right, the "
+    "first two, and so on. --pages unlimited is the bound that no cache can beat."
+)
+
+MADE = "What --make writes"
+
+
+def simulate(
+    trace: Annotated[Path, typer.Argument(help="JSONL, one request a line.")],
+    model: Annotated[
+        str, typer.Option(help="A folder, a config.json, or a shipped model; no weights needed.")
+    ] = "demo",
+    pages: Annotated[
+        str | None, typer.Option(help="Pages, or unlimited; default: what --cache-bytes holds.")
+    ] = None,
+    cache_bytes: Annotated[int, typer.Option(help="Budget of the paged cache.")] = 1 << 30,
+    page_size: Annotated[
+        int | None, typer.Option(help="Tokens of a page; default: model's.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 64,
+    prefill_batch: Annotated[int, typer.Option(help="Prompts computed together.")] = 4,
+    chunk: o.Chunk = 4096,
+    context_len: o.ContextLen = None,
+    run_ahead: o.RunAhead = 2,
+    speculate: o.Speculate = 3,
+    accept: Annotated[str, typer.Option(help="Shares between commas.")] = "0.8,0.6,0.45",
+    prefill_share: Annotated[float, typer.Option(help="Of contested rounds, the prompts'.")] = 0.5,
+    prefix_cache: Annotated[bool, typer.Option(help="Keep pages of ended requests.")] = True,
+    fixed_ms: Annotated[float, typer.Option(help="Of every round.")] = 8.0,
+    token_us: Annotated[float, typer.Option(help="Of each token of a rectangle.")] = 10.0,
+    key_ns: Annotated[float, typer.Option(help="Of each token behind a row.")] = 1.0,
+    costs: Annotated[
+        list[Path] | None, typer.Option(help="Measured decoding rounds; may be repeated.")
+    ] = None,
+    block: Annotated[int, typer.Option(min=1, help="Tokens of a hash id.")] = 512,
+    limit: Annotated[int | None, typer.Option(min=1, help="Requests, at most.")] = None,
+    seed: Annotated[int, typer.Option(help="Of drafts' luck, and of --make.")] = 0,
+    make_trace: Annotated[bool, typer.Option("--make", help="Write TRACE first.")] = False,
+    conversations: Annotated[int, typer.Option(rich_help_panel=MADE)] = 200,
+    turns: Annotated[int, typer.Option(rich_help_panel=MADE)] = 5,
+    systems: Annotated[int, typer.Option(rich_help_panel=MADE)] = 4,
+    system_tokens: Annotated[int, typer.Option(rich_help_panel=MADE)] = 1024,
+    user_tokens: Annotated[int, typer.Option(rich_help_panel=MADE)] = 200,
+    answer_tokens: Annotated[int, typer.Option(rich_help_panel=MADE)] = 150,
+    seconds: Annotated[float, typer.Option(rich_help_panel=MADE)] = 600.0,
+    pause: Annotated[float, typer.Option(rich_help_panel=MADE)] = 20.0,
+    json: o.Json = False,
+) -> None:
+    """Replay a trace through the real scheduler and caches. `HELP` says how."""
+    given = dict(locals())
+    config = EngineConfig(
+        model=model,
+        speculate=speculate,
+        run_ahead=run_ahead,
+        chunk=chunk,
+        max_batch=max_batch,
+        prefill_batch=min(prefill_batch, max_batch),
+        context_len=context_len,
+        page_size=page_size,
+        cache_bytes=cache_bytes,
+        prefix_cache=prefix_cache,
+        prefill_share=prefill_share,
+    )
+    cost = RoundCost(
+        fixed_ms / 1e3, token_us / 1e6, key_ns / 1e9, read_measured(tuple(costs or ()))
+    )
+    if make_trace:
+        names = Made.__dataclass_fields__
+        write_trace(trace, make(Made(**{name: given[name] for name in names})).calls)
+    found = read_trace(trace, block, limit)
+    plan = simulation(config, found, _shares(accept), cost, _pages(pages), seed)
+    begun = time.process_time()
+    outcome = Replay(plan, found).run()
+    figures = report(outcome, time.process_time() - begun)
+    if json:
+        write_json({"trace": str(trace), "ignored": found.ignored} | figures | _asked(plan.config))
+        return
+    _print(found, figures)
+
+
+def _asked(config: EngineConfig) -> dict[str, Any]:
+    """The engine that was simulated."""
+    names = "model speculate run_ahead chunk max_batch prefill_batch prefix_cache prefill_share"
+    return {"engine": {name: value for name, value in asdict(config).items() if name in names}}
+
+
+def _pages(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if text == "unlimited":
+        return UNLIMITED
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 40):
+        raise ConfigError(f"pages: must be a number above 0, or unlimited; got {text!r}")
+    return int(text)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise ConfigError(f"accept: must be numbers with commas between, got {text!r}") from error
+
+
+def _print(trace: Trace, figures: dict[str, Any]) -> None:
+    if trace.ignored:
+        messages.print(f"fields that nothing here reads: {', '.join(trace.ignored)}", markup=False)
+    rounds = figures["rounds"]
+    answers.print(
+        f"{figures['served']:,} of {figures['requests']:,} requests served in "
+        f"{figures['seconds']:,.1f} s of simulated time"
+    )
+    for field, count in figures["refused"].items():
+        answers.print(f"  {count:,} refused for their {field}")
+    _row("prompt tokens", f"{figures['prompt_tokens']:,}, {figures['hit_rate']:.2%} found")
+    _row(
+        "answer tokens",
+        f"{figures['answer_tokens']:,}, {figures['answer_tokens_per_second']:,.1f} a second",
+    )
+    for name in ("ttft", "tpot", "e2e"):
+        times = figures[f"{name}_ms"] or {}
+        _row(f"{name}, ms", "  ".join(f"{key} {value:,.1f}" for key, value in times.items()))
+    _row(
+        "rounds",
+        f"{rounds['prompts']:,} for prompts, {rounds['decoding']:,} of decoding; the device is "
+        f"busy {figures['device_busy_share']:.0%} of the time",
+    )
+    _row("preemptions", f"{figures['preemptions']:,}")
+    for use in figures["pages"]:
+        _row(
+            f"{use['group']} pages",
+            f"{use['total']:,}; owned {use['mean_owned']:,.0f} on average, {use['peak_owned']:,} "
+            f"at most; with those kept {use['mean_held']:,.0f} and {use['peak_held']:,}",
+        )
+    _row("replayed at", f"{figures['replayed_requests_per_second']:,.0f} requests a CPU second")
+
+
+def _row(name: str, value: str) -> None:
+    answers.print(f"  {name:18}{value}")

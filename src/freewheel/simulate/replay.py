@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays a trace: the engine's own scheduler, pages and prefix cache, on a clock of its own."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from freewheel.errors import FreewheelError, RequestError
+from freewheel.host import Request, Scheduler
+from freewheel.simulate.device import StubDevice
+from freewheel.simulate.plan import Simulation
+from freewheel.simulate.script import Script
+from freewheel.simulate.trace import Call, Trace
+from freewheel.spec import SamplingParams, StepResult
+
+
+@dataclass
+class PoolUse:
+    """Pages of one group over time; `seconds` of simulated time stand behind the sums."""
+
+    name: str
+    total: int
+    peak_owned: int = 0
+    peak_held: int = 0
+    owned_seconds: float = 0.0
+    held_seconds: float = 0.0
+
+
+@dataclass
+class Outcome:
+    """What happened. Times in simulated seconds, one entry for each request that was served."""
+
+    pools: list[PoolUse]
+    first_token: list[float] = field(default_factory=list[float])
+    per_token: list[float] = field(default_factory=list[float])
+    whole: list[float] = field(default_factory=list[float])
+    refused: dict[str, int] = field(default_factory=dict[str, int])
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    answer_tokens: int = 0
+    preemptions: int = 0
+    prompt_rounds: int = 0
+    decode_rounds: int = 0
+    busy_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the prompts' tokens, the share that was found."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A round on its way: its letter, and when that is there."""
+
+    result: StepResult
+    done: float
+
+
+class Replay:
+    """One run of a trace. The host takes no time; the device runs round after round.
+
+    As in the engine: a round is launched as soon as the scheduler has one and few enough are in
+    flight; otherwise the host sleeps until the oldest letter comes, and sees then what has arrived
+    meanwhile. With nothing to do it wakes for the next arrival.
+    """
+
+    def __init__(self, plan: Simulation, trace: Trace) -> None:
+        self.scheduler: Scheduler = plan.scheduler()
+        self.now = 0.0
+        self._plan, self._calls = plan, trace.calls
+        self._script = Script(trace.block)
+        self._device = StubDevice(
+            trace.calls, self._script, plan.acceptance, plan.cost, plan.context_len, plan.seed
+        )
+        self._next = 0
+        self._free_at = 0.0
+        self._flights: deque[Flight] = deque()
+        pools = self.scheduler.roster.reservations.pools
+        self._pools = pools
+        self._outcome = Outcome([PoolUse(pool.group.name, pool.total) for pool in pools])
+
+    def run(self) -> Outcome:
+        """To the last answer. Raises FreewheelError if pages are missing at the end."""
+        while self.step():
+            pass
+        self._outcome.seconds = self.now
+        for pool in self._pools:
+            if pool.free + pool.cached != pool.total:
+                raise FreewheelError(f"{pool.name}: {pool.owned} are still owned at the end")
+        self.scheduler.roster.reservations.check()
+        return self._outcome
+
+    def step(self) -> bool:
+        """Launch a round, or read a letter, or wait for an arrival. False once all is done."""
+        self._arrive()
+        if self._launch() and self.scheduler.in_flight <= self._plan.config.run_ahead:
+            return True
+        if self._flights:
+            self._collect()
+            return True
+        if self._next < len(self._calls):
+            self._pass_to(self._calls[self._next].arrival)
+            return True
+        return False
+
+    def _arrive(self) -> None:
+        while self._next < len(self._calls) and self._calls[self._next].arrival <= self.now:
+            number, self._next = self._next, self._next + 1
+            call = self._calls[number]
+            try:
+                self.scheduler.add(self._request(number, call))
+            except RequestError as error:
+                refused = self._outcome.refused
+                refused[error.field] = refused.get(error.field, 0) + 1
+
+    def _request(self, number: int, call: Call) -> Request:
+        return Request(
+            f"{number}",
+            self._script.prompt(call),
+            SamplingParams(max_tokens=call.answer),
+            number,
+            self._plan.context_len,
+            priority=call.priority,
+            tenant=call.tenant,
+        )
+
+    def _launch(self) -> bool:
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
+        result, seconds = self._device.execute(plan)
+        self._free_at = max(self._free_at, self.now) + seconds
+        self._flights.append(Flight(result, self._free_at))
+        self._outcome.busy_seconds += seconds
+        if plan.shape.for_prompts:
+            self._outcome.prompt_rounds += 1
+        else:
+            self._outcome.decode_rounds += 1
+        return True
+
+    def _collect(self) -> None:
+        flight = self._flights.popleft()
+        self._pass_to(flight.done)
+        for update in self.scheduler.collect(flight.result, self.now):
+            if update.finish is not None:
+                self._note(update.request)
+
+    def _pass_to(self, moment: float) -> None:
+        """Time passes; what is held now was held until then."""
+        seconds = moment - self.now
+        self.now = moment
+        for pool, use in zip(self._pools, self._outcome.pools, strict=True):
+            owned = pool.owned
+            held = owned + pool.cached
+            use.peak_owned, use.peak_held = max(use.peak_owned, owned), max(use.peak_held, held)
+            use.owned_seconds += owned * seconds
+            use.held_seconds += held * seconds
+
+    def _note(self, request: Request) -> None:
+        """A request has ended."""
+        outcome, stats = self._outcome, request.stats
+        arrival, first = self._calls[request.seed].arrival, stats.first_token_time
+        assert first is not None, "an answer has at least one token"
+        outcome.first_token.append(first - arrival)
+        outcome.whole.append(self.now - arrival)
+        if len(request.output) > 1:
+            outcome.per_token.append((self.now - first) / (len(request.output) - 1))
+        outcome.prompt_tokens += len(request.prompt)
+        outcome.cached_tokens += stats.cached_tokens
+        outcome.answer_tokens += len(request.output)
+        outcome.preemptions += stats.preemptions
