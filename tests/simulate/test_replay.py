@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from freewheel.cli.simulate import _made
 from freewheel.config import EngineConfig
 from freewheel.errors import ConfigError, RequestError
 from freewheel.simulate import (
@@ -290,12 +291,15 @@ def test_nothing_of_it_needs_a_tensor_library() -> None:
 def test_the_command_writes_a_trace_and_reports_it(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     command = [sys.executable, "-m", "freewheel", "simulate", str(file), "--json"]
-    made = ["--make", "--conversations", "5", "--turns", "2", "--pages", "unlimited"]
+    made = ["--make", "conversations=5,turns=2", "--pages", "unlimited"]
     done = subprocess.run([*command, *made], check=True, capture_output=True, timeout=120)
     found = json.loads(done.stdout)
     assert (found["served"], found["refused"]) == (10, {})
     assert 0 < found["hit_rate"] < 1
     assert found["engine"]["model"] == "demo"
+    for bad in ("bird=1", "turns=x", "turns=0"):
+        with pytest.raises(ConfigError, match=r"bird|turns"):
+            _made(bad, 512, 0)
     wrong = subprocess.run(
         [*command, "--pages", "many"], capture_output=True, timeout=120, check=False
     )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,14 +33,13 @@ HELP = (
     "own: no weights are read, nothing is computed.\n\n"
     "TRACE is JSONL in Mooncake's format: timestamp (ms), input_length, output_length, hash_ids "
     "(of blocks of --block tokens); priority and tenant may stand beside them, and ids past the "
-    "prompt's are the answer's. With --make it is written first, from the options below that.\n\n"
+    "prompt's are the answer's. --make writes it first: conversations of several turns that share "
+    f"system prompts; say any of {', '.join(one.name for one in fields(Made)[:-2])}.\n\n"
     "A round takes --fixed-ms, and --token-us for each token of its rectangle, and --key-ns for "
     "each token behind its rows; decoding rounds take what --costs FILE measured (written by "
     "bench decode --json). --accept: the share of rounds in which the first draft is right, the "
     "first two, and so on. --pages unlimited is the bound that no cache can beat."
 )
-
-MADE = "What --make writes"
 
 
 def simulate(
@@ -73,19 +72,12 @@ def simulate(
     block: Annotated[int, typer.Option(min=1, help="Tokens of a hash id.")] = 512,
     limit: Annotated[int | None, typer.Option(min=1, help="Requests, at most.")] = None,
     seed: Annotated[int, typer.Option(help="Of drafts' luck, and of --make.")] = 0,
-    make_trace: Annotated[bool, typer.Option("--make", help="Write TRACE first.")] = False,
-    conversations: Annotated[int, typer.Option(rich_help_panel=MADE)] = 200,
-    turns: Annotated[int, typer.Option(rich_help_panel=MADE)] = 5,
-    systems: Annotated[int, typer.Option(rich_help_panel=MADE)] = 4,
-    system_tokens: Annotated[int, typer.Option(rich_help_panel=MADE)] = 1024,
-    user_tokens: Annotated[int, typer.Option(rich_help_panel=MADE)] = 200,
-    answer_tokens: Annotated[int, typer.Option(rich_help_panel=MADE)] = 150,
-    seconds: Annotated[float, typer.Option(rich_help_panel=MADE)] = 600.0,
-    pause: Annotated[float, typer.Option(rich_help_panel=MADE)] = 20.0,
+    make_trace: Annotated[
+        str | None, typer.Option("--make", help="Write TRACE first: conversations=200,turns=5")
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Replay a trace through the real scheduler and caches. `HELP` says how."""
-    given = dict(locals())
     config = EngineConfig(
         model=model,
         speculate=speculate,
@@ -102,9 +94,8 @@ def simulate(
     cost = RoundCost(
         fixed_ms / 1e3, token_us / 1e6, key_ns / 1e9, read_measured(tuple(costs or ()))
     )
-    if make_trace:
-        names = Made.__dataclass_fields__
-        write_trace(trace, make(Made(**{name: given[name] for name in names})).calls)
+    if make_trace is not None:
+        write_trace(trace, make(_made(make_trace, block, seed)).calls)
     found = read_trace(trace, block, limit)
     plan = simulation(config, found, _shares(accept), cost, _pages(pages), seed)
     begun = time.process_time()
@@ -116,10 +107,26 @@ def simulate(
     _print(found, figures)
 
 
+def _made(text: str, block: int, seed: int) -> Made:
+    """Of `name=number` between commas. Raises ConfigError for a name or number that is none."""
+    given: dict[str, Any] = {"block": block, "seed": seed}
+    kinds = {one.name: type(one.default) for one in fields(Made)[:-2]}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name.strip() not in kinds:
+            raise ConfigError(f"make: {name!r} is none of {', '.join(kinds)}")
+        try:
+            given[name.strip()] = kinds[name.strip()](value)
+        except ValueError as error:
+            raise ConfigError(f"make: {name} must be a number, got {value!r}") from error
+    return Made(**given)
+
+
 def _asked(config: EngineConfig) -> dict[str, Any]:
     """The engine that was simulated."""
     names = "model speculate run_ahead chunk max_batch prefill_batch prefix_cache prefill_share"
-    return {"engine": {name: value for name, value in asdict(config).items() if name in names}}
+    wanted = names.split()
+    return {"engine": {name: value for name, value in asdict(config).items() if name in wanted}}
 
 
 def _pages(text: str | None) -> int | None:
