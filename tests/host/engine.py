@@ -128,6 +128,8 @@ class Engine:
     def launch(self) -> StepPlan | None:
         flying = len(self.flights)
         assert self.scheduler.in_flight == flying
+        uppers = {r.seed: r.upper for r in self.scheduler.roster.running}
+        ends = {r.seed: self.ends(r) for r in self.scheduler.roster.running}
         plan = self.scheduler.plan()
         self.check()
         if plan is None:
@@ -136,6 +138,8 @@ class Engine:
         self.check_shape(plan)
         tenants = {r.row: r for r in self.scheduler.roster.running if r.row in plan.rows}
         self.check_hazards(plan, tenants)
+        for request in tenants.values():
+            self.check_reserved(plan, request, uppers.get(request.seed), ends.get(request.seed))
         assert set(tenants) == set(plan.rows), "a row without a live tenant was launched"
         assert all(r.finish is None for r in tenants.values())
         pages = {page for row in plan.rows for page in self.live_pages(row, tenants[row].lower)}
@@ -222,6 +226,26 @@ class Engine:
             for flight in self.flights:
                 assert page not in (self.written_pages(flight) if found else flight.pages)
             self.tables[write.row][write.group, write.column] = write.page
+
+    def ends(self, request: Request) -> list[int]:
+        """The columns of each group that its pages reach to."""
+        assert request.tenancy is not None
+        return [span.end for span in request.tenancy.spans]
+
+    def check_reserved(
+        self, plan: StepPlan, request: Request, upper: int | None, ends: list[int] | None
+    ) -> None:
+        """Pages reach to what this round may write from the upper bound on, and no further."""
+        tenancy = request.tenancy
+        assert tenancy is not None
+        start = tenancy.start if upper is None else upper
+        given = plan.shape.width
+        if plan.shape.for_prompts:
+            given = min(given, tenancy.known - start)
+        reach = min(start + given + self.setup.depth, self.setup.row_width)
+        before = ends or [0] * len(self.setup.groups)
+        for group, end, had in zip(self.setup.groups, self.ends(request), before, strict=True):
+            assert end <= max(had, group.pages_for(reach), group.pages_for(tenancy.start))
 
     def live_pages(self, row: int, lower: int) -> set[tuple[int, int]]:
         """Pages that the row may read or write, with at least `lower` tokens computed."""

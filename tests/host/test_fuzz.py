@@ -49,8 +49,10 @@ def pool_pages(group: CacheGroup, context_len: int, width: int, room: float) -> 
     return 1 + int(room * group.pages_for(tokens))
 
 
-def random_request(setup: Setup, rng: random.Random, number: int) -> Request:
-    prompt = rng.randint(1, rng.choice([4, 12, setup.context_len - 1]))
+def random_request(
+    setup: Setup, rng: random.Random, number: int, lengths: tuple[int, ...] = (4, 12)
+) -> Request:
+    prompt = rng.randint(1, rng.choice([*lengths, setup.context_len - 1]))
     max_tokens = rng.choice([None, 1, rng.randint(1, 30)])
     stop_ids = tuple(rng.sample(range(VOCABULARY), rng.choice([0, 0, 1, 3])))
     min_tokens = rng.randint(0, max_tokens or 4)
@@ -74,8 +76,11 @@ class Trial:
     def new_setup(self) -> Setup:
         return random_setup(self.rng)
 
+    def new_request(self) -> Request:
+        return random_request(self.setup, self.rng, len(self.requests))
+
     def arrive(self) -> None:
-        request = random_request(self.setup, self.rng, len(self.requests))
+        request = self.new_request()
         try:
             self.engine.add(request)
         except CapacityError:

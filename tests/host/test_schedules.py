@@ -18,7 +18,7 @@ from freewheel.host import Request
 from freewheel.spec import CacheGroup
 from tests.host.device import solo
 from tests.host.engine import FIELDS, Engine, Setup, history
-from tests.host.test_fuzz import pool_pages
+from tests.host.test_fuzz import pool_pages, random_request
 from tests.host.test_prefix import SharedTrial
 
 
@@ -35,9 +35,9 @@ def miniature_v4() -> tuple[CacheGroup, ...]:
 
 def family_setup(family: str, rng: random.Random) -> Setup:
     groups = (history(rng.choice([4, 8])),) if family == "v32" else miniature_v4()
-    context_len = rng.randint(40, 80)
+    context_len = rng.randint(40, 80) if family == "v32" else rng.randint(60, 110)
     widths = rng.choice([(9,), (9, 16), (12, 24)])
-    room = rng.choice([1.0, 1.0, 1.2, 1.6, 3.0])
+    room = rng.choice([1.0, 1.0, 1.2, 1.6, 3.0, 5.0])
     return Setup(
         depth=rng.choice([0, 1, 3, 7]),
         max_batch=rng.randint(1, 5),
@@ -61,6 +61,10 @@ class FamilyTrial(SharedTrial):
 
     def new_setup(self) -> Setup:
         return family_setup(self.family, self.rng)
+
+    def new_request(self) -> Request:
+        longer = (self.setup.context_len // 2, self.setup.context_len - 8)
+        return random_request(self.setup, self.rng, len(self.requests), longer)
 
 
 class StreamTrial(FamilyTrial):
