@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
@@ -13,12 +15,14 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from freewheel.config import EngineConfig, find_model
-from freewheel.engine import Tokenizer
+from freewheel.engine import Load, Tokenizer
 from freewheel.errors import ConfigError
 from freewheel.server import gate
+from freewheel.server import wire as m
 from freewheel.server.app import ROUTERS, build_app
+from freewheel.server.failures import ApiError
 from freewheel.server.gate import OPEN, OPEN_FILES, Gate
-from freewheel.server.link import Link
+from freewheel.server.link import EngineState, Link
 from freewheel.server.metrics import ServerMetrics
 from freewheel.server.serving import Serving
 from freewheel.server.settings import ServerSettings
@@ -262,3 +266,26 @@ def test_settings_out_of_range_are_named(bad: dict[str, object]) -> None:
 def test_the_sockets_folder_is_the_users_alone(local: Door) -> None:
     folder = Path(local.link._folder)
     assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_requests_are_sent_with_their_priority_in_the_name_of_their_key() -> None:
+    door = Door(api_keys=(KEY, "another"))
+    sent: list[m.Submit] = []
+
+    def send(order: m.Order) -> None:
+        if isinstance(order, m.Submit):
+            sent.append(order)
+            door.link.ledger.live[order.id].fail(ApiError(400, "no engine"))
+
+    door.link._send = send  # type: ignore[method-assign]
+    door.link.state = EngineState.READY
+    door.link.ready = m.Ready(1000, 0, "cpu", "tape", "float32", "none", 0.0, cast("Load", None))
+    asked = {"/v1/completions": {"prompt": [5, 6]}, "/v1/responses": {"input": "Hi"}}
+    asked["/v1/chat/completions"] = {"messages": [{"role": "user", "content": "Hi"}]}
+    for path, body in asked.items():
+        for key, priority in ((KEY, -3), ("another", 7)):
+            headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+            content = json.dumps({**body, "priority": priority}).encode()
+            assert door.ask(path, "POST", headers, content).status_code == 400
+    assert [order.priority for order in sent] == [-3, 7] * 3
+    assert [order.tenant for order in sent] == ["key 1", "key 2"] * 3
