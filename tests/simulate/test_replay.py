@@ -49,8 +49,8 @@ def planned(
     family: str = "v32",
     **options: Any,
 ) -> Simulation:
-    defaults = {"speculate": len(accept), "chunk": 1024, "max_batch": 8, "cache_bytes": 1 << 40}
-    given = defaults | {"load_format": "dummy"} | options
+    defaults: dict[str, Any] = {"speculate": len(accept), "chunk": 1024, "max_batch": 8}
+    given = defaults | {"cache_bytes": 1 << 40, "load_format": "dummy"} | options
     config = EngineConfig(model=str(CONFIGS / FAMILIES[family]), **given)
     return simulation(config, trace, accept, cost, pages)
 

@@ -61,17 +61,20 @@ def read_measured(paths: Sequence[Path]) -> tuple[tuple[float, tuple[Point, ...]
         for run in _runs(path):
             if run.get("slow_host_ms"):
                 continue
-            milliseconds = run.get("device_ms_per_round")
-            context, batch = run.get("context"), run.get("batch")
-            numbers = (milliseconds, context, batch)
-            if not all(isinstance(one, int | float) and one > 0 for one in numbers):
-                raise ConfigError(
-                    f"costs: {path}: a run needs batch, context and device_ms_per_round"
-                )
-            found.setdefault(float(context), {})[float(batch)] = float(milliseconds) / 1000
+            context, batch, milliseconds = (
+                _above_0(run, name, path) for name in ("context", "batch", "device_ms_per_round")
+            )
+            found.setdefault(context, {})[batch] = milliseconds / 1000
     if paths and not found:
         raise ConfigError("costs: no run of a host that did not sleep")
     return tuple((context, tuple(sorted(found[context].items()))) for context in sorted(found))
+
+
+def _above_0(run: dict[str, Any], name: str, path: Path) -> float:
+    value = run.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ConfigError(f"costs: {path}: {name} of a run must be above 0, got {value!r}")
+    return float(value)
 
 
 def _runs(path: Path) -> list[dict[str, Any]]:
