@@ -31,7 +31,9 @@ LOAD = Load(0, 0, 0, POOL, (), 0, 0, 0, None, 0)
 
 
 def order(number: int, prompt: int = 3, tokens: int = 8) -> wire.Submit:
-    return wire.Submit(f"{number}", [300 + number] * prompt, SamplingParams(max_tokens=tokens, temperature=0))
+    return wire.Submit(
+        f"{number}", [300 + number] * prompt, SamplingParams(max_tokens=tokens, temperature=0)
+    )
 
 
 def progress(turn: int, *steps: wire.Step, **obeyed: dict[str, int]) -> wire.Progress:

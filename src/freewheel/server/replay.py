@@ -58,7 +58,8 @@ def replay(
 def _obey(engine: TokenEngine, entry: Entry, turn: int, last: int) -> None:
     order = entry.order
     if turn == (last if entry.begun is None else entry.begun):
-        engine.submit(order.id, order.prompt, order.params, order.cache_salt)
+        whose = {"priority": order.priority, "tenant": order.tenant}
+        engine.submit(order.id, order.prompt, order.params, order.cache_salt, **whose)
     if turn == entry.aborted:
         engine.abort(order.id)
 
