@@ -18,7 +18,8 @@ def choose_next(
     shape: StepShape,
     steps: int,
 ) -> Tensor:
-    """int32 [B, C]: the token after each query of a round of `shape`; -1 where none can be chosen.
+    """int32 [B, C]: the token after each query of a round of `shape`; -1 where none can be chosen,
+    -2 where the choice waits for a mask of the host.
 
     rows int32 [B]; positions int32 [B, C] of the queries; logits float [B, C, V]. `steps`: the most
     tokens of a row from its computed ones to a query's own, itself included. The target and the
@@ -39,4 +40,16 @@ def choose_next(
             *state.adjust.automata,
             steps,
         )
-    return ops.choose(logits, positions, rows, *state.sampling)
+    if not shape.guided:
+        return ops.choose(logits, positions, rows, *state.sampling)
+    logits, held = ops.guide(
+        logits,
+        positions,
+        rows,
+        state.tokens,
+        state.computed_lens,
+        state.uses,
+        *state.adjust.guides,
+        steps,
+    )
+    return ops.choose(logits, positions, rows, *state.sampling).masked_fill(held, ops.HELD)

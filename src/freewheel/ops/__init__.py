@@ -55,6 +55,7 @@ from freewheel.ops.dense import (
     route,
     silu_mul,
 )
+from freewheel.ops.guiding import HELD, apply_masks, guide
 from freewheel.ops.hyper import hyper_close, hyper_collapse, hyper_open
 from freewheel.ops.latents import absorb_query, expand_values, index_queries, norm_latents
 from freewheel.ops.linear import wide_linear
@@ -70,6 +71,7 @@ from freewheel.ops.sinks import sink_attention
 from freewheel.ops.steps import hyper_enter, place_heads, store_entries, window_attention
 
 __all__ = [
+    "HELD",
     "IMPLEMENTATIONS",
     "SPECIFICATIONS",
     "absorb_query",
@@ -77,6 +79,7 @@ __all__ = [
     "adjust",
     "apply_adjustments",
     "apply_inbox",
+    "apply_masks",
     "block_experts",
     "block_linear",
     "choose",
@@ -92,6 +95,7 @@ __all__ = [
     "expand_values",
     "follow",
     "grouped_experts",
+    "guide",
     "hyper_close",
     "hyper_collapse",
     "hyper_enter",

@@ -4,7 +4,9 @@
 A row's `grammars` are base, classes, start, trigger, budget: its table begins at cell `base` of
 `tables`, with the class of each token, and goes on with `classes + 1` cells for each state (see
 `spec.adjustments.Grammar`). States: 0 and above, the automaton's; -1, waiting for the trigger; -2,
-free; -3, dead, behind a token that the grammar does not allow, which is a draft to be rejected.
+free; -3, dead, behind a token that the grammar does not allow, which is a draft to be rejected; -4,
+held to masks of the host (`ops.guiding`). A budget of -2 is none, and lets the output end before
+the trigger.
 Bit 16 of `uses` says that the row has any of this.
 """
 
@@ -15,7 +17,8 @@ from torch import Tensor
 
 from freewheel.ops.registry import nothing, op
 
-WAITING, FREE, DEAD = -1, -2, -3
+WAITING, FREE, DEAD, GUIDED = -1, -2, -3, -4
+OPTIONAL = -2
 
 
 @op("store_table(Tensor words, Tensor(a!) tables) -> ()", fake=nothing)
@@ -81,7 +84,8 @@ def constrain(
     token = torch.arange(vocabulary, device=logits.device)
     trigger, budget = grammar[:, 3, None], grammar[:, 4, None]  # int32 [B, 1]
     forced = (budget >= 0) & (positions + 1 >= budget)  # bool [B, C]
-    free = ~stops | (grammar[:, 1] == 0)[:, None, None]
+    endless = (grammar[:, 1] == 0) | (grammar[:, 4] == OPTIONAL)  # bool [B]
+    free = ~stops | endless[:, None, None]
     thinking = torch.where(forced[:, :, None], token == trigger[:, :, None], free)
     banned = torch.where(
         (state >= 0)[:, :, None],

@@ -104,7 +104,7 @@ def build(
         loaded.weights,
         groups,
         sizes,
-        ladder.shapes(ECHOES),
+        ladder.shapes(ECHOES, guided=True),
         device=device,
         graph=graph,
         run_ahead=config.run_ahead,

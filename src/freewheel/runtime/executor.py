@@ -171,7 +171,8 @@ class Executor:
 
     def _new_letters(self, shape: StepShape) -> tuple[Tensor, Tensor]:
         """(inbox, outbox) of one shape, static."""
-        name = f"letters.{shape.batch}x{shape.width}+{shape.depth}.{shape.extras}.{shape.tables:d}"
+        name = f"letters.{shape.batch}x{shape.width}+{shape.depth}.{shape.extras}"
+        name += f".{shape.tables:d}{shape.guided:d}"
         words = self._inbox_layout(shape).words
         inbox = self.arena.new(f"{name}.inbox", (words,), torch.int32)
         outbox = self.arena.new(f"{name}.outbox", outbox_shape(shape), torch.int32)

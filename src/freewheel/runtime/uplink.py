@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from freewheel.errors import CapacityError
+from freewheel.ops.constraining import GUIDED
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.streams import Streams
 from freewheel.spec.adjustments import MAX_BAD_WORDS, MAX_BIASES, Adjustments
@@ -75,8 +76,9 @@ def pack(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None
             "page_writes",
             f"{len(plan.page_writes)} in one round; {layout.page_writes} fit its letter",
         )
+    pack_masks(plan, layout, letter)
     if plan.table is not None:
-        cells = letter[layout.table + 2 :].view(np.int16)
+        cells = letter[layout.table + 2 : layout.masks].view(np.int16)
         given = np.frombuffer(plan.table.cells, dtype=np.int16)
         letter[layout.table : layout.table + 2] = plan.table.start, len(given)
         cells[: len(given)] = given
@@ -85,6 +87,18 @@ def pack(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None
     )
     for index, write in enumerate(plan.page_writes):
         writes[index] = write.row, write.group, write.column, write.page
+
+
+def pack_masks(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None:
+    """Write the plan's masks. Raises CapacityError if its shape has no room for them."""
+    rows = letter[layout.masks :].reshape(layout.batch, layout.mask_words)
+    for index, mask in enumerate(plan.masks):
+        if mask is None:
+            continue
+        if not layout.mask_words:
+            raise CapacityError("masks", f"sent in a round of {plan.shape}")
+        rows[index, 0] = mask.length
+        rows[index, 1:] = np.frombuffer(mask.bits, dtype=np.int32)
 
 
 def pack_adjustments(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None:
@@ -103,10 +117,10 @@ def adjust_words(adjustments: Adjustments, words: NDArray[np.int32]) -> None:
     words[:2] = adjustments.uses, adjustments.prompt_len
     penalties = (adjustments.presence, adjustments.frequency, adjustments.repetition)
     words[2:5] = np.array(penalties, dtype=np.float32).view(np.int32)
-    grammar = adjustments.grammar
-    classes, start = (0, 0) if grammar is None else (grammar.classes, grammar.start)
-    budget = adjustments.budget
-    length = -1 if budget < 0 else adjustments.prompt_len + budget
+    classes, start = _automaton(adjustments)
+    length = -2 if adjustments.optional else -1
+    if adjustments.budget >= 0:
+        length = adjustments.prompt_len + adjustments.budget
     words[5:10] = adjustments.base, classes, start, adjustments.trigger, length
     ids, values = words[10 : 10 + MAX_BIASES], words[10 + MAX_BIASES : 10 + 2 * MAX_BIASES]
     ids.fill(-1)
@@ -121,6 +135,14 @@ def adjust_words(adjustments: Adjustments, words: NDArray[np.int32]) -> None:
         allowed = np.array(adjustments.allowed, dtype=np.int64)
         bits = words[ADJUST_WORDS:].view(np.uint32)
         np.bitwise_or.at(bits, allowed // 32, np.uint32(1) << (allowed % 32).astype(np.uint32))
+
+
+def _automaton(adjustments: Adjustments) -> tuple[int, int]:
+    """(classes, start) of what the row follows; see `ops.constraining`."""
+    if adjustments.guided:
+        return 1, GUIDED
+    grammar = adjustments.grammar
+    return (0, 0) if grammar is None else (grammar.classes, grammar.start)
 
 
 def admission_words(admission: Admission) -> NDArray[np.int32]:

@@ -6,7 +6,7 @@ May import the standard library and `freewheel.errors`. Must never import torch 
 
 from __future__ import annotations
 
-from freewheel.spec.adjustments import Adjustments, Grammar
+from freewheel.spec.adjustments import Adjustments, Form, Grammar, HostGrammar
 from freewheel.spec.cache import CacheField, CacheGroup
 from freewheel.spec.compressed import (
     ClampedMoeSpec,
@@ -31,6 +31,7 @@ from freewheel.spec.model_config import read_model_spec
 from freewheel.spec.plan import (
     Admission,
     Feed,
+    MaskWrite,
     PageWrite,
     RowResult,
     StepPlan,
@@ -59,10 +60,13 @@ __all__ = [
     "EntryIndexerSpec",
     "Feed",
     "FinishReason",
+    "Form",
     "Grammar",
+    "HostGrammar",
     "HyperSpec",
     "IndexerSpec",
     "LayerKind",
+    "MaskWrite",
     "ModelSpec",
     "MoeSpec",
     "MtpSpec",

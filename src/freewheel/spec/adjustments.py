@@ -43,6 +43,20 @@ class Grammar:
         return len(self.table) // 2
 
 
+@dataclass(frozen=True)
+class HostGrammar:
+    """A grammar that has no table of bounded size: the host follows it, and sends masks.
+
+    `source`: its text, as `structured.following` reads it.
+    """
+
+    source: str
+
+
+Form = Grammar | HostGrammar
+"""What a request's structure compiles to."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adjustments:
     """Applied to the logits after position p, in this order, from the row's tokens 0 to p alone.
@@ -59,7 +73,9 @@ class Adjustments:
        where the grammar may end, and only there. With a `trigger` (a token id; -1: none) the
        grammar begins behind the first such token of the output, and until then the output may not
        end. Once the output holds `budget` tokens (-1: any number) without it, only the trigger
-       may be chosen.
+       may be chosen. `optional`: the output may also end without the trigger.
+    6. `guided`: in the place of `grammar`, a mask from the host says what may come next. Where it
+       is not there, nothing is decided.
 
     `prompt_len`: tokens of the row's prompt; output begins behind it. `base`: where the grammar's
     table begins in the device's tables, in cells.
@@ -76,10 +92,13 @@ class Adjustments:
     trigger: int = -1
     budget: int = -1
     base: int = 0
+    guided: bool = False
+    optional: bool = False
 
     @property
     def constrains(self) -> bool:
-        return self.grammar is not None or (self.trigger >= 0 and self.budget >= 0)
+        formed = self.grammar is not None or self.guided
+        return formed or (self.trigger >= 0 and self.budget >= 0)
 
     @property
     def uses(self) -> int:

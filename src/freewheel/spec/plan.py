@@ -60,12 +60,21 @@ class TableWrite:
 
 
 @dataclass(frozen=True)
+class MaskWrite:
+    """Which tokens may stand at position `length` of a row: int32 words, as bytes, a bit each."""
+
+    length: int
+    bits: bytes
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """One round. `rows`, `admissions` and `feeds` run in parallel; at most `shape.batch` long.
 
     A feed brings the rectangle's own tokens and the one behind it, which the drafter reads at a
     chunk's last position; a row's first feed also those before the rectangle, whose pages were
-    found. See `feed_bound`. Only rounds of shape TABLES bring a `table`.
+    found. See `feed_bound`. Only rounds of shape TABLES bring a `table`; only guided ones bring
+    `masks`, one or None for each row.
     """
 
     round_id: int
@@ -75,6 +84,7 @@ class StepPlan:
     feeds: tuple[Feed | None, ...]
     page_writes: tuple[PageWrite, ...]
     table: TableWrite | None = None
+    masks: tuple[MaskWrite | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,11 @@ MAX_STOP_IDS = 8
 MAX_LOGPROBS = 20
 """The most alternatives that are reported for each token."""
 
+STRUCTURES = ("json_schema", "regex", "choice", "json_object", "grammar")
+"""Fields that say what form the answer has; at most one is given."""
+
+FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "json_object")
+
 MIN_TEMPERATURE = 1e-3
 """Below it, logits divided by the temperature overflow; 0 itself is greedy."""
 
@@ -52,9 +57,11 @@ class SamplingParams:
     `logprobs`: report the log-probability of each token, and of so many of the likeliest (0 to 20),
     by the model's own logits, before anything here changed them; `prompt_logprobs`: also of the
     prompt's tokens. At most one of `json_schema` (an object, or its JSON text), `regex` and
-    `choice`: the answer is a text of that kind, and ends with it. Where the prompt leaves thinking
+    `choice`, `json_object` (any JSON object) and `grammar` (in Lark or in a form of BNF): the
+    answer is a text of that kind, and ends with it. Where the prompt leaves thinking
     open, it begins behind the end of thinking, which `thinking_token_budget` output tokens force if
-    they have not brought it. Raises RequestError on the first field out of range.
+    they have not brought it. With `grammar_trigger`, a token id, the grammar begins behind the first
+    such token, and an answer without one is free. Raises RequestError on the first field out of range.
     """
 
     temperature: float = 1.0
@@ -72,6 +79,9 @@ class SamplingParams:
     json_schema: Mapping[str, object] | str | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
+    json_object: bool = False
+    grammar: str | None = None
+    grammar_trigger: int | None = None
     thinking_token_budget: int | None = None
     seed: int | None = None
     max_tokens: int | None = 256
@@ -98,7 +108,7 @@ class SamplingParams:
                 raise RequestError("min_tokens", f"exceeds max_tokens ({self.max_tokens})")
         if self.seed is not None:
             check_count("seed", self.seed, -(2**63), 2**63 - 1)
-        for flag in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        for flag in FLAGS:
             check_flag(flag, vars(self)[flag])
         self._check_adjustments()
         self._check_structure()
@@ -120,9 +130,18 @@ class SamplingParams:
         if self.json_schema is not None:
             schema = json_text("json_schema", self.json_schema)
             object.__setattr__(self, "json_schema", schema)
-        if self.regex is not None:
-            texts_of("regex", (self.regex,))
-        given = [f for f in ("json_schema", "regex", "choice") if vars(self)[f] is not None]
+        for field in ("regex", "grammar"):
+            if vars(self)[field] is not None:
+                texts_of(field, (vars(self)[field],))
+        if self.grammar_trigger is not None:
+            check_count("grammar_trigger", self.grammar_trigger, 0)
+            if self.grammar is None:
+                raise RequestError("grammar_trigger", "needs a grammar that begins behind it")
+            if self.thinking_token_budget is not None:
+                raise RequestError(
+                    "thinking_token_budget", "cannot be kept together with grammar_trigger"
+                )
+        given = [field for field in STRUCTURES if vars(self)[field] not in (None, False)]
         if len(given) > 1:
             raise RequestError(given[1], f"cannot be kept together with {given[0]}; give one")
         for field in ("ignore_eos", "min_tokens"):
@@ -136,6 +155,10 @@ class SamplingParams:
             return "json_schema", self.json_schema
         if self.regex is not None:
             return "regex", self.regex
+        if self.grammar is not None:
+            return "grammar", self.grammar
+        if self.json_object:
+            return "json_object", ""
         return None if self.choice is None else ("choice", json.dumps(self.choice))
 
     @property

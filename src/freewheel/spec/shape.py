@@ -26,7 +26,8 @@ class StepShape:
     ADJUSTS: logits pass through penalties, biases, bans and grammars. REPORTS: also,
     log-probabilities come home. ECHOES (prompts only): also those of the prompt's own tokens. What
     a shape lacks is not in its graph, so a batch in which nobody asks for it pays nothing.
-    `tables`: the round brings a piece of a grammar's table and does nothing else.
+    `tables`: the round brings a piece of a grammar's table and does nothing else. `guided`: its
+    letter brings masks for rows whose grammar the host follows; such a round adjusts.
     """
 
     batch: int
@@ -34,6 +35,7 @@ class StepShape:
     depth: int
     extras: int = 0
     tables: bool = False
+    guided: bool = False
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.width < 1:
@@ -43,6 +45,8 @@ class StepShape:
         most = REPORTS if self.width <= MAX_VERIFY_WIDTH else ECHOES
         if not 0 <= self.extras <= most:
             raise ConfigError(f"StepShape: extras must be 0 to {most}, got {self.extras}")
+        if self.guided and not self.adjusts:
+            raise ConfigError(f"StepShape: a guided round adjusts, got {self}")
 
     @property
     def adjusts(self) -> bool:
@@ -132,12 +136,16 @@ class ShapeLadder:
         """The most positions past `computed` that any round on this ladder writes."""
         return max(shape.reach for shape in self.shapes())
 
-    def fit_decode(self, rows: int, extras: int = 0) -> StepShape:
+    def fit_decode(self, rows: int, extras: int = 0, guided: bool = False) -> StepShape:
         """The smallest decoding rectangle of at least `rows` rows."""
         shape = next(shape for shape in self.decode if shape.batch >= rows)
-        return replace(shape, extras=min(extras, REPORTS)) if extras else shape
+        if not extras and not guided:
+            return shape
+        return replace(shape, extras=min(extras, REPORTS), guided=guided)
 
-    def fit_prefill(self, rows: int, longest: int, ready: bool, extras: int = 0) -> StepShape:
+    def fit_prefill(
+        self, rows: int, longest: int, ready: bool, extras: int = 0, guided: bool = False
+    ) -> StepShape:
         """The narrowest prompt rectangle for `longest` tokens; `ready`: some row ends its prompt.
 
         A prompt longer than the widest rectangle gets the widest, and goes on in the next round.
@@ -146,16 +154,20 @@ class ShapeLadder:
         width = next((w for _, w in self.prefill if w >= longest), self.max_width)
         batch = next(b for b, w in self.prefill if w == width and b >= rows)
         depth = self.depth if ready or width < self.max_width else 0
-        return StepShape(batch, width, depth, extras)
+        return StepShape(batch, width, depth, extras, guided=guided)
 
-    def shapes(self, extras: int = 0) -> tuple[StepShape, ...]:
-        """Every rectangle, with extras up to `extras`, largest first: the order of capture."""
+    def shapes(self, extras: int = 0, guided: bool = False) -> tuple[StepShape, ...]:
+        """Every rectangle, with extras up to `extras`, largest first: the order of capture.
+
+        `guided`: also those of rounds that bring masks.
+        """
         prefill = [StepShape(b, w, self.depth) for b, w in self.prefill]
         prefill += [StepShape(b, w, 0) for b, w in self.prefill if w == self.max_width]
         every = [replace(s, extras=e) for s in prefill for e in range(extras + 1)]
         every += [
             replace(s, extras=e) for s in self.decode for e in range(min(extras, REPORTS) + 1)
         ]
+        every += [replace(s, guided=True) for s in every if guided and s.adjusts]
         every += [TABLES] if extras else []
         return tuple(sorted(set(every), key=lambda s: (-s.batch * s.width, -s.depth, -s.extras)))
 

@@ -46,6 +46,9 @@ class AdjustColumns:
     grammar_states: Tensor  # int32 [R]
     allowed: Tensor  # int32 [R, V / 32]  bit v % 32 of word v / 32: token v may be chosen
 
+    mask_lens: Tensor  # int32 [R]  the position that the row's mask is for
+    masks: Tensor  # int32 [R, V / 32]  as `allowed`, from the host (`ops.guiding`)
+
     tables: Tensor  # int16 [cells]  the last one is scratch
 
     @classmethod
@@ -67,6 +70,8 @@ class AdjustColumns:
             grammars=ints("grammars", 5),
             grammar_states=ints("grammar_states", fill=-2),
             allowed=ints("allowed", allowed_words(vocabulary)),
+            mask_lens=ints("mask_lens"),
+            masks=ints("masks", allowed_words(vocabulary)),
             tables=arena.new_undefined(
                 "adjust.tables", (grammars * table_cells(vocabulary) + 1,), torch.int16
             ),
@@ -88,6 +93,12 @@ class AdjustColumns:
     def automata(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What `ops.constrain` and `ops.follow` read, in their order."""
         return self.prompt_lens, self.grammars, self.grammar_states, self.tables
+
+    @property
+    def guides(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What `ops.guide` reads, in its order."""
+        held = (self.mask_lens, self.masks)
+        return self.prompt_lens, self.grammars, self.grammar_states, *held
 
     def receive(self, rows: Tensor, words: Tensor) -> None:
         """Take in a letter's part. rows int32 [B]; words int32 [B, words], see InboxLayout."""

@@ -48,6 +48,7 @@ class InboxLayout:
     page_writes: int
     adjust_words: int = 0
     table_words: int = 0
+    mask_words: int = 0
 
     @classmethod
     def of(
@@ -66,7 +67,8 @@ class InboxLayout:
         admits = shape.adjusts and shape.for_prompts
         words = ADJUST_WORDS + allowed_words(vocabulary) if admits else 0
         table = 2 + TABLE_WORDS if shape.tables else 0
-        return cls(shape.batch, feed_bound(shape, row_width), writes, words, table)
+        mask = 1 + allowed_words(vocabulary) if shape.guided else 0
+        return cls(shape.batch, feed_bound(shape, row_width), writes, words, table, mask)
 
     @property
     def admissions(self) -> int:
@@ -99,8 +101,13 @@ class InboxLayout:
         return self.adjustments + self.batch * self.adjust_words
 
     @property
-    def words(self) -> int:
+    def masks(self) -> int:
+        """[B, mask_words]: the position that a row's mask is for (0: none came), then its bits."""
         return self.table + self.table_words
+
+    @property
+    def words(self) -> int:
+        return self.masks + self.batch * self.mask_words
 
 
 @dataclass(frozen=True)

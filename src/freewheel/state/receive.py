@@ -17,7 +17,7 @@ def receive_table(
 ) -> None:
     """Apply a letter that brings a piece of a table."""
     layout = InboxLayout.of(shape, groups, state.vocabulary)
-    ops.store_table(inbox[layout.table : layout.words], state.adjust.tables)
+    ops.store_table(inbox[layout.table : layout.masks], state.adjust.tables)
 
 
 def receive(
@@ -53,4 +53,7 @@ def receive(
     if layout.adjust_words:
         words = inbox[layout.adjustments : layout.table].view(shape.batch, layout.adjust_words)
         state.adjust.receive(rows, words)
+    if layout.mask_words:
+        words = inbox[layout.masks : layout.words].view(shape.batch, layout.mask_words)
+        ops.apply_masks(rows, words, state.adjust.mask_lens, state.adjust.masks)
     return rows

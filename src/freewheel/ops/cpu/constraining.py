@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from freewheel.ops.constraining import DEAD, FREE, WAITING
+from freewheel.ops.constraining import DEAD, FREE, OPTIONAL, WAITING
 from freewheel.ops.registry import implement
 
 
@@ -71,7 +71,7 @@ def _wait(line: Tensor, position: int, grammar: list[int], stops: list[int]) -> 
         kept = line[trigger].clone()
         line.fill_(float("-inf"))
         line[trigger] = kept
-    elif classes:
+    elif classes and budget != OPTIONAL:
         line[stops] = float("-inf")
 
 

@@ -88,7 +88,8 @@ def _constrain(
             value = tl.where(may, value, float("-inf"))
         if state == -1:
             forced = (budget >= 0) & (tl.load(positions + query) + 1 >= budget)
-            kept = tl.where(forced, lane == trigger, (stops == 0) | (classes == 0))
+            free = (stops == 0) | (classes == 0) | (budget == -2)
+            kept = tl.where(forced, lane == trigger, free)
             value = tl.where(kept, value, float("-inf"))
     tl.store(out + query * V + lane, value, mask=live)
 

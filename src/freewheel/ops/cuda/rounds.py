@@ -254,7 +254,7 @@ def _commit(
     full = fresh & (rank >= limit - known - 1)
     ends = (stops | full | void).to(tl.int32)
     fresh = fresh & (tl.cumsum(ends, 0) - ends == 0)
-    failed = tl.sum((fresh & void).to(tl.int32), 0) > 0
+    failed = tl.sum((fresh & (choice == -1)).to(tl.int32), 0) > 0
     fresh = fresh & (void == 0)
     stopped = tl.sum((fresh & stops).to(tl.int32), 0) > 0
     finished = failed | (tl.sum((fresh & (stops | full)).to(tl.int32), 0) > 0)
