@@ -17,6 +17,10 @@ from freewheel.runtime import Executor
 from freewheel.spec import FinishReason
 
 
+MASK_SECONDS = 0.05
+"""How long to wait at a time for a mask, where nothing else can be done."""
+
+
 @dataclass(eq=False)
 class Live:
     """A request that has not ended, its text so far, and its chunks that nobody has taken yet."""
@@ -107,6 +111,8 @@ class Session:
     def _advance(self) -> None:
         """Launch a round if one can be, read a letter if one is due."""
         begun = time.perf_counter()
+        for update in self._scheduler.failed():
+            self._live[update.request.id].chunks.append(self._deliver(update))
         plan = self._scheduler.plan()
         if plan is not None:
             planned = time.perf_counter()
@@ -121,9 +127,14 @@ class Session:
             for update in self._scheduler.collect(letter, arrived):
                 self._live[update.request.id].chunks.append(self._deliver(update))
             self.timeline.read(letter, asked, arrived, time.perf_counter())
+        elif plan is None:
+            self._scheduler.wait(MASK_SECONDS)
 
     def _start_anew(self) -> None:
         """A round was left half done: forget all rows. Admission sets every value that one has."""
+        for live in self._live.values():
+            if live.request.guide is not None:
+                live.request.guide.close()
         self._live.clear()
         self.timeline.forget()
         self._scheduler = self._new_scheduler()

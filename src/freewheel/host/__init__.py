@@ -7,6 +7,7 @@ or numpy: no value of the device can be read here by mistake.
 
 from __future__ import annotations
 
+from freewheel.host.guide import Guide
 from freewheel.host.pages import PageAllocator, RowAllocator
 from freewheel.host.request import Request, RequestState, RequestStats
 from freewheel.host.scheduler import Scheduler, Update
@@ -14,6 +15,7 @@ from freewheel.host.shelf import Shelf
 from freewheel.host.text import TextDelta, TextStream
 
 __all__ = [
+    "Guide",
     "PageAllocator",
     "Request",
     "RequestState",

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from freewheel.errors import RequestError
+from freewheel.host.guide import Guide
 from freewheel.host.tenancy import Tenancy
 from freewheel.spec import (
     Adjustments,
     Admission,
     FinishReason,
     Grammar,
+    MaskWrite,
     RowResult,
     SamplingParams,
     TokenScore,
@@ -71,6 +73,7 @@ class Request:
     `adjustments`: what `params` asks to change about logits, in token ids; None if nothing.
     `grammar_base`: where its grammar's table lies, once it has a place. `scores`: one for each of
     `output`, `echo`: for each prompt token but the first; if asked for.
+    `guide` follows its grammar where no table does.
     Only requests with the same `cache_salt` find each other's pages. `block_keys` are kept by
     `PrefixCache.keys`. `priority`: the lower goes first. `tenant`: who asks; tenants share the
     engine evenly. `overdue`: those of better priority have passed it often enough, and it is
@@ -88,6 +91,7 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
     tenant: str = ""
+    guide: Guide | None = None
     output: list[int] = field(default_factory=list[int])
     scores: list[TokenScore] = field(default_factory=list[TokenScore])
     echo: list[TokenScore] = field(default_factory=list[TokenScore])
@@ -143,6 +147,38 @@ class Request:
             # computed anew after a preemption, positions come twice; the first scores stay
             fresh = row.echo[max(len(self.echo) - start, 0) :]
             self.echo.extend(fresh[: len(self.prompt) - 1 - len(self.echo)])
+
+    @property
+    def guided_from(self) -> int | None:
+        """Output tokens before its host-followed grammar begins; None: it has not begun."""
+        assert self.adjustments is not None
+        trigger = self.adjustments.trigger
+        if trigger < 0:
+            return 0
+        return self.output.index(trigger) + 1 if trigger in self.output else None
+
+    def follow(self) -> None:
+        """Ask its guide, if there is one, for the mask behind the output so far."""
+        if self.guide is not None and (begun := self.guided_from) is not None:
+            self.guide.follow(self.output[begun:])
+
+    @property
+    def guided(self) -> bool:
+        """Its next token waits for a mask: its guide's grammar has begun."""
+        return self.guide is not None and self.guided_from is not None
+
+    def mask(self) -> MaskWrite | None:
+        """The mask for the token behind the output so far. None: not there, or not needed."""
+        bits = self.guide.mask() if self.guide is not None and self.guided else None
+        return None if bits is None else MaskWrite(self.known, bits)
+
+    @property
+    def held(self) -> bool:
+        """It waits for a mask, or for letters behind which one is made: rounds leave it out."""
+        if not self.guided:
+            return False
+        pending = self.tenancy is not None and self.tenancy.pending > 0
+        return pending or self.mask() is None
 
     @property
     def grammar(self) -> Grammar | None:

@@ -47,7 +47,7 @@ class Roster:
         request, or with those for its next decoding round, and never with less than one page.
         Pages that it would share with a running one are not counted twice. A request that begins
         like another's prompt waits until that prompt's pages are there to share, and lets others
-        pass.
+        pass; so does one that waits for a mask.
         """
         if not self.waiting or not self.reservations.rows.free:
             return
@@ -59,6 +59,8 @@ class Roster:
         for request in self.waiting:
             if rows == 0:
                 return
+            if request.held:
+                continue
             blocks = self.reservations.match(request)
             if self._awaits(request, len(blocks), ahead):
                 continue

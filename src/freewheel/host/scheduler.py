@@ -17,6 +17,7 @@ from freewheel.host.seats import (
     Seat,
     decode_seats,
     extras_of,
+    guided_of,
     prompt_seats,
     prompt_shape,
     step_plan,
@@ -75,6 +76,8 @@ class Scheduler:
     - *Tables.* A waiting request whose grammar is not on the device has its table brought by rounds
       of their own, before anything else runs; the request is admitted behind them. `shelf` says
       how many there is room for (None: for none).
+    - *Masks.* Where the host follows a request's grammar, the row takes part in a round only with
+      the mask for its next token, which is made once its last letter was read. Others go on.
     - *Decoding.* All rows; if they exceed the ladder's batch, those that were launched longest
       ago.
     - *Prefixes.* Pages stay when their request ends, and a request that begins like an earlier
@@ -138,6 +141,7 @@ class Scheduler:
         """Queue a request. Raises what `check` raises."""
         self.check(request)
         request.arrival = request.turn = next(self._turns)
+        request.follow()
         self._live[request.id] = request
         self.roster.waiting.tenants.enter(request.tenant)
         self.roster.waiting.add(request)
@@ -187,8 +191,22 @@ class Scheduler:
         self._just_ended[request_id].end(reason, length)
         return True
 
+    def failed(self) -> list[Update]:
+        """Ends requests whose grammar the host could not follow any further."""
+        lost = [r for r in self._live.values() if r.guide is not None and r.guide.failure]
+        for request in lost:
+            self._end(request, FinishReason.ERROR)
+        return [Update(request, (), 0, FinishReason.ERROR) for request in lost]
+
+    def wait(self, seconds: float) -> None:
+        """With nothing to plan and nothing in flight: until a request's mask may be there."""
+        for request in self._live.values():
+            if request.guide is not None and request.held:
+                request.guide.wait(seconds)
+                return
+
     def plan(self) -> StepPlan | None:
-        """The next round; None if there is no work, or if a letter must be collected first."""
+        """The next round; None if there is no work, or if a letter or a mask must come first."""
         if self.in_flight > self.run_ahead:
             return None
         if self.roster.waiting.grammars:
@@ -208,7 +226,7 @@ class Scheduler:
                 return self._launch(fit(seats, self.ladder), seats)
         if len(self.roster.running) < tenants:
             return self.plan()  # all who were chosen lost their rows: choose among those who stay
-        if self._live and not self._rounds:
+        if self._live and not self._rounds and not any(r.held for r in self._live.values()):
             raise FreewheelError("requests are live and nothing is in flight, but no row can run")
         return None
 
@@ -229,6 +247,8 @@ class Scheduler:
             seat.request.stats.count(row, seat.start is not None, result.round_id, now)
             seat.request.take(row, seat.start)
             self.roster.waiting.tenants.charge(seat.request.tenant, len(row.tokens))
+            if row.tokens and row.finish is None:
+                seat.request.follow()
             self.roster.reservations.publish(seat.request, seat.tenancy, row.finish)
             if row.finish is not None:
                 self._end(seat.request, row.finish)
@@ -267,6 +287,8 @@ class Scheduler:
 
     def _end(self, request: Request, reason: FinishReason, length: int | None = None) -> None:
         request.end(reason, length)
+        if request.guide is not None:
+            request.guide.close()
         self.roster.leave(request)
         self.roster.shelf.release(request)
         self.roster.waiting.tenants.leave(request.tenant)
@@ -274,4 +296,4 @@ class Scheduler:
 
 
 def _decode_shape(seats: list[Seat], ladder: ShapeLadder) -> StepShape:
-    return ladder.fit_decode(len(seats), extras_of(seats))
+    return ladder.fit_decode(len(seats), extras_of(seats), guided_of(seats))

@@ -11,14 +11,24 @@ from freewheel.host.chunks import sharing
 from freewheel.host.request import Request
 from freewheel.host.roster import Roster
 from freewheel.host.tenancy import Tenancy
-from freewheel.spec import Admission, Feed, PageWrite, ShapeLadder, StepPlan, StepShape, TableWrite
+from freewheel.spec import (
+    Admission,
+    Feed,
+    MaskWrite,
+    PageWrite,
+    ShapeLadder,
+    StepPlan,
+    StepShape,
+    TableWrite,
+)
 
 
 @dataclass(frozen=True)
 class Seat:
     """One row of a round.
 
-    `advance`: the most tokens by which `computed` grows. `emits`: at least one token is chosen.
+    `advance`: the most tokens by which `computed` grows. `emits`: at least one token is chosen
+    for certain.
     `start`: the first prompt position that the round computes; None in a decoding round.
     """
 
@@ -28,6 +38,16 @@ class Seat:
     advance: int
     emits: bool
     start: int | None = None
+
+    @property
+    def mask(self) -> MaskWrite | None:
+        """What the host's grammar allows next, if the round decides a token of such a row."""
+        return self.request.mask() if self.ends_prompt else None
+
+    @property
+    def ends_prompt(self) -> bool:
+        """All certain tokens are computed behind the round: it may decide more."""
+        return self.start is None or self.start + self.advance == self.tenancy.known
 
     @property
     def admission(self) -> Admission | None:
@@ -84,9 +104,10 @@ def _urgency(request: Request) -> tuple[bool, int, int]:
 def decode_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
     """Rows that decode; those launched longest ago, if they exceed the ladder's batch.
 
-    Leaves out requests that rounds in flight will finish for certain.
+    Leaves out requests that rounds in flight will finish for certain, and those that wait for a
+    mask.
     """
-    ready = [r for r in roster.running if r.decodes]
+    ready = [r for r in roster.running if r.decodes and not r.held]
     if len(ready) > ladder.max_batch:
         ready = sorted(ready, key=lambda r: r.turn)[: ladder.max_batch]
     seats = [_decode_seat(roster, r) for r in sorted(ready, key=lambda r: r.rank)]
@@ -95,14 +116,20 @@ def decode_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
 
 def prompt_shape(seats: list[Seat], ladder: ShapeLadder) -> StepShape:
     """The smallest prompt rectangle for these rows."""
-    ready = any(seat.emits for seat in seats)
+    ready = any(seat.ends_prompt for seat in seats)
     longest = max(seat.advance for seat in seats)
-    return ladder.fit_prefill(len(seats), longest, ready, extras_of(seats))
+    extras, guided = extras_of(seats), guided_of(seats)
+    return ladder.fit_prefill(len(seats), longest, ready, extras, guided)
 
 
 def extras_of(seats: list[Seat]) -> int:
     """What the round must do for these rows besides choosing."""
     return max(seat.request.extras(prompt=seat.start is not None) for seat in seats)
+
+
+def guided_of(seats: list[Seat]) -> bool:
+    """Whether the host follows the grammar of one of these rows."""
+    return any(seat.request.guide is not None for seat in seats)
 
 
 def step_plan(
@@ -117,6 +144,7 @@ def step_plan(
         feeds=tuple(seat.feed(shape.width) for seat in seats),
         page_writes=tuple(write for seat in seats for write in seat.writes),
         table=table,
+        masks=tuple(seat.mask for seat in seats) if shape.guided else (),
     )
 
 
@@ -137,7 +165,8 @@ def _prompt_seat(roster: Roster, request: Request) -> Seat | None:
         return None
     if tenancy.last_round < 0:
         writes = roster.reservations.columns(tenancy)
-    return Seat(request, tenancy, writes, given, start + given == tenancy.known, start)
+    emits = start + given == tenancy.known and request.guide is None
+    return Seat(request, tenancy, writes, given, emits, start)
 
 
 def _decode_seat(roster: Roster, request: Request) -> Seat | None:
@@ -147,4 +176,5 @@ def _decode_seat(roster: Roster, request: Request) -> Seat | None:
     writes = roster.secure(request, roster.footprint.decode_tokens(tenancy.upper))
     if writes is None:
         return None
-    return Seat(request, tenancy, writes, roster.footprint.decode.width, True)
+    emits = request.guide is None  # a guided row may be held
+    return Seat(request, tenancy, writes, roster.footprint.decode.width, emits)
