@@ -36,5 +36,9 @@ class RequestError(FreewheelError, ValueError):
         self.field = field
 
 
+class StartError(FreewheelError, RuntimeError):
+    """A process that Freewheel needs did not start."""
+
+
 class CapacityError(RequestError):
     """A request could never fit, however long it waited."""

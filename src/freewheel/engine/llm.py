@@ -18,8 +18,8 @@ from freewheel.engine.wishes import adjustments_of
 from freewheel.errors import ConfigError, RequestError
 from freewheel.host import Request, Scheduler, TextStream
 from freewheel.runtime import build
-from freewheel.spec import Grammar, SamplingParams, StepShape
-from freewheel.structured import Compiler, Wish
+from freewheel.spec import Form, HostGrammar, SamplingParams, StepShape
+from freewheel.structured import Compiler, GuideDesk, Wish
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
@@ -51,9 +51,9 @@ class LLM:
         self.built = build(self.config, progress, tokenizer_size=self.tokenizer.size)
         self.spec, self.executor = self.built.spec, self.built.executor
         self._session = Session(self._new_scheduler, self.executor)
-        self._compiler = Compiler(
-            self.tokenizer.token_bytes(self.spec.vocab_size), self.config.grammar_seconds
-        )
+        vocabulary = self.tokenizer.token_bytes(self.spec.vocab_size)
+        self._compiler = Compiler(vocabulary, self.config.grammar_seconds)
+        self._guides = GuideDesk(vocabulary, self.config.grammar_seconds)
         self._ids = (f"request-{n}" for n in itertools.count())
 
     @property
@@ -163,7 +163,7 @@ class LLM:
         prompt: Prompt,
         params: SamplingParams,
         cache_salt: str,
-        compiled: Callable[[Wish], Grammar] | None = None,
+        form: Form | None = None,
         priority: int = 0,
         tenant: str = "",
     ) -> Request:
@@ -188,8 +188,10 @@ class LLM:
         stop_ids = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
         self._check_ids("logit_bias", tuple(token for token, _ in params.biases))
         self._check_ids("allowed_token_ids", params.allowed_token_ids or ())
-        compiled = compiled or self._compiler.compile
-        adjustments = adjustments_of(params, ids, self.tokenizer, compiled)
+        if params.grammar_trigger is not None:
+            self._check_ids("grammar_trigger", (params.grammar_trigger,))
+        form = form or self.form_of(params)
+        adjustments = adjustments_of(params, ids, self.tokenizer, form)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return Request(
             next(self._ids),
@@ -202,7 +204,18 @@ class LLM:
             cache_salt,
             priority,
             tenant,
+            guide=self._guides.guide(form.source, stop_ids)
+            if isinstance(form, HostGrammar)
+            else None,
         )
+
+    def form_of(self, params: SamplingParams) -> Form | None:
+        """What the structure that `params` asks for compiles to; None if it asks for none.
+
+        Raises RequestError for a structure that is refused.
+        """
+        structure = params.structure
+        return None if structure is None else self._compiler.compile(Wish(*structure))
 
     def _check_ids(self, field: str, ids: tuple[int, ...]) -> None:
         for token in ids:

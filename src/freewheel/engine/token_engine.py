@@ -15,8 +15,7 @@ from freewheel.engine.timeline import RoundTimes
 from freewheel.errors import RequestError
 from freewheel.host import RequestState, TextStream
 from freewheel.host.pages import IdPool
-from freewheel.spec import FinishReason, Grammar, SamplingParams
-from freewheel.structured import Wish
+from freewheel.spec import FinishReason, Form, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -101,37 +100,29 @@ class TokenEngine:
         prompt: Sequence[int],
         params: SamplingParams,
         cache_salt: str = "",
-        grammar: Grammar | None = None,
+        form: Form | None = None,
         priority: int = 0,
         tenant: str = "",
     ) -> None:
         """Queue a request. Raises RequestError, and changes nothing, if it cannot be served.
 
-        `grammar`: what `grammar_of(params)` gave. Without it, a structure is compiled here, and the
+        `form`: what `form_of(params)` gave. Without it, a structure is compiled here, and the
         rounds of others wait for that. `priority`: the lower goes first; of equals, `tenant`s are
         served evenly.
         """
         if request_id in self._guests:
             raise RequestError("id", f"{request_id!r} is in use by a live request")
-        request = self._llm._request(
-            list(prompt),
-            params,
-            cache_salt,
-            None if grammar is None else lambda _: grammar,
-            priority,
-            tenant,
-        )
+        request = self._llm._request(list(prompt), params, cache_salt, form, priority, tenant)
         live = self._session.add(request, TextStream(_no_text))
         self._guests[request_id] = _Guest(request_id, live, time.perf_counter())
 
-    def grammar_of(self, params: SamplingParams) -> Grammar | None:
+    def form_of(self, params: SamplingParams) -> Form | None:
         """The compiled form of the structure that `params` asks for; None if it asks for none.
 
         It may take seconds, and may be called while another thread steps: but by one thread only.
         Raises RequestError for a structure that is refused.
         """
-        structure = params.structure
-        return None if structure is None else self._llm._compiler.compile(Wish(*structure))
+        return self._llm.form_of(params)
 
     def abort(self, request_id: str) -> None:
         """End a request now; nothing more comes of it. No effect if it has ended."""

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.errors import RequestError
-from freewheel.spec import Adjustments, Grammar, SamplingParams
+from freewheel.spec import Adjustments, Form, Grammar, HostGrammar, SamplingParams
 from freewheel.spec.adjustments import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
-from freewheel.structured import Wish
 
 THINKING = ("<think>", "</think>")
 """The tokens between which models of these families think."""
@@ -19,23 +16,27 @@ def adjustments_of(
     params: SamplingParams,
     prompt: tuple[int, ...],
     tokenizer: Tokenizer,
-    compiled: Callable[[Wish], Grammar],
+    form: Form | None,
 ) -> Adjustments | None:
     """The adjustments of a request, or None if it changes no logit.
 
-    `compiled` is called for its structure, if it has one.
+    `form`: what its structure was compiled to, if it has one.
 
-    Raises RequestError for words that do not fit a row of the device state, or for a structure
-    that does not compile.
+    Raises RequestError for words that do not fit a row of the device state.
     """
     structure = params.structure
     budget = params.thinking_token_budget
     trigger = -1
-    if structure is not None or budget is not None:
+    optional = params.grammar_trigger is not None
+    if params.grammar_trigger is not None:
+        trigger = params.grammar_trigger
+    elif structure is not None or budget is not None:
         trigger = open_thinking(prompt, tokenizer)
     found = Adjustments(
         prompt_len=len(prompt),
-        grammar=None if structure is None else compiled(Wish(*structure)),
+        grammar=form if isinstance(form, Grammar) else None,
+        guided=isinstance(form, HostGrammar),
+        optional=optional,
         trigger=trigger,
         budget=-1 if budget is None or trigger < 0 else budget,
         presence=params.presence_penalty,

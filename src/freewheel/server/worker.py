@@ -25,7 +25,7 @@ from freewheel.config import EngineConfig
 from freewheel.engine import TokenEngine, TokenStep
 from freewheel.errors import FreewheelError, RequestError
 from freewheel.server import wire as m
-from freewheel.spec import Grammar
+from freewheel.spec import Form
 from freewheel.spec.shape import ECHOES
 
 HEARTBEAT_SECONDS = 1.0
@@ -45,7 +45,7 @@ class Worker:
         self._begun: dict[str, int] = {}
         self._aborted: dict[str, int] = {}
         self._compilers = ThreadPoolExecutor(1, "grammars")
-        self._compiling: dict[str, tuple[m.Submit, Future[Grammar | None]]] = {}
+        self._compiling: dict[str, tuple[m.Submit, Future[Form | None]]] = {}
 
     def start(self, config: EngineConfig) -> TokenEngine:
         """Load the model and make every graph, so that no request waits for one."""
@@ -109,7 +109,7 @@ class Worker:
             self._submit(engine, order, lambda: None)
         else:
             # It may take seconds: in a thread of its own, while rounds go on.
-            future = self._compilers.submit(engine.grammar_of, order.params)
+            future = self._compilers.submit(engine.form_of, order.params)
             self._compiling[order.id] = order, future
 
     def _submit_compiled(self, engine: TokenEngine) -> None:
@@ -120,7 +120,7 @@ class Worker:
             self._submit(engine, order, future.result)
 
     def _submit(
-        self, engine: TokenEngine, order: m.Submit, grammar: Callable[[], Grammar | None]
+        self, engine: TokenEngine, order: m.Submit, form: Callable[[], Form | None]
     ) -> None:
         try:
             engine.submit(
@@ -128,7 +128,7 @@ class Worker:
                 order.prompt,
                 order.params,
                 order.cache_salt,
-                grammar(),
+                form(),
                 order.priority,
                 order.tenant,
             )

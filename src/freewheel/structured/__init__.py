@@ -2,12 +2,15 @@
 """From a schema, a regular expression or a list of choices to a table that a round can follow.
 
 Compiling runs in a process of its own, with limits of time and memory: no request can hold up or
-break the engine. `compiler` talks to it and needs the standard library alone; `worker` and what it
-imports need numpy and outlines_core (the extra `structured`).
+break the engine. What no table of bounded size can hold is followed by another such process, token
+by token, and its masks travel with the letters of rounds. `compiler` and `guides` talk to them and
+need the standard library alone; `worker`, `guide_worker` and what they import need numpy,
+outlines_core and llguidance (the extra `structured`).
 """
 
 from __future__ import annotations
 
 from freewheel.structured.compiler import Compiler, Wish
+from freewheel.structured.guides import GuideDesk, HostGuide
 
-__all__ = ["Compiler", "Wish"]
+__all__ = ["Compiler", "GuideDesk", "HostGuide", "Wish"]

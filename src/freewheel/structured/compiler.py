@@ -3,30 +3,27 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
-from freewheel.errors import RequestError
-from freewheel.spec import Grammar
+from freewheel.errors import RequestError, StartError
+from freewheel.spec import Form, Grammar, HostGrammar
+from freewheel.structured.process import WorkerProcess
 
 MAX_KEPT = 64
 """Compiled grammars that are kept for further requests."""
 
-_START_SECONDS = 60.0
-"""For the worker to come up and to take the vocabulary in."""
+TABLE_SHARE = 0.6
+"""Of the time that a wish may take: for its table. The rest is for what the host follows."""
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the output must be. `kind`: "json_schema", "regex" or "choice"; `source`: its text.
+    """What the output must be. `kind`: a field of SamplingParams that says it; `source`: its text.
 
-    The source of choices is a JSON list of strings. `kind` is the name of the request's field.
+    The source of choices is a JSON list of strings.
     """
 
     kind: str
@@ -41,86 +38,48 @@ class Compiler:
 
         `seconds`: the most that one wish may take.
         """
-        self._vocabulary = vocabulary
         self._seconds = seconds
-        self._kept: OrderedDict[Wish, Grammar] = OrderedDict()
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._kept: OrderedDict[Wish, Form] = OrderedDict()
+        self._process = WorkerProcess("freewheel.structured.worker", vocabulary)
 
-    def compile(self, wish: Wish) -> Grammar:
-        """The wish's grammar. Raises RequestError, naming its field, for one that is refused."""
+    def compile(self, wish: Wish) -> Form:
+        """A table for the device if there is one, else a grammar that the host follows.
+
+        Raises RequestError, naming the wish's field, for one that is refused.
+        """
         if wish in self._kept:
             self._kept.move_to_end(wish)
             return self._kept[wish]
-        grammar = self._kept[wish] = self._ask(wish)
+        form = self._kept[wish] = self._form(wish)
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
-        return grammar
+        return form
 
     def close(self) -> None:
         """Stop the worker. The next wish starts another."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.kill()
-            worker.communicate()
+        self._process.close()
 
-    def _ask(self, wish: Wish) -> Grammar:
-        worker = self._started(wish.kind)
-        assert worker.stdin is not None and worker.stdout is not None
-        question = json.dumps({"kind": wish.kind, "source": wish.source}).encode()
-        answer = self._exchange(worker, (question + b"\n",), self._seconds)
-        if answer is None:
+    def _form(self, wish: Wish) -> Form:
+        question = {"kind": wish.kind, "source": wish.source}
+        found = self._ask(wish, question | {"table": True}, TABLE_SHARE)
+        if found is None:  # a table took too long
+            found = self._ask(wish, question | {"table": False}, 1 - TABLE_SHARE)
+        if found is None:
             raise RequestError(
                 wish.kind, f"was not compiled in {self._seconds:g} s, or took too much memory"
             )
+        answer, table = found
         if "error" in answer:
             raise RequestError(wish.kind, str(answer["error"]))
-        table = worker.stdout.read(int(answer["bytes"]))
-        return Grammar(
-            str(answer["key"]),
-            int(answer["states"]),
-            int(answer["classes"]),
-            int(answer["start"]),
-            table,
-        )
+        if "source" in answer:
+            return HostGrammar(str(answer["source"]))
+        numbers = (int(answer[name]) for name in ("states", "classes", "start"))
+        return Grammar(str(answer["key"]), *numbers, table)
 
-    def _started(self, field: str) -> subprocess.Popen[bytes]:
-        if self._worker is not None and self._worker.poll() is None:
-            return self._worker
-        command = [sys.executable, "-m", "freewheel.structured.worker"]
-        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._worker = worker
-        lengths = [-1 if token is None else len(token) for token in self._vocabulary]
-        said = b"".join(token for token in self._vocabulary if token is not None)
-        letter = (json.dumps({"lengths": lengths}).encode() + b"\n", said)
-        answer = self._exchange(worker, letter, _START_SECONDS)
-        if answer is None or "error" in answer:
-            self.close()
-            reason = "its process did not start" if answer is None else answer["error"]
-            raise RequestError(field, f"cannot be compiled: {reason}")
-        return worker
-
-    def _exchange(
-        self, worker: subprocess.Popen[bytes], letter: tuple[bytes, ...], seconds: float
-    ) -> dict[str, Any] | None:
-        """The worker's answer to a letter; None, and no worker, if none came in time."""
-        assert worker.stdin is not None and worker.stdout is not None
-        timer = threading.Timer(seconds, worker.kill)
-        timer.start()
+    def _ask(
+        self, wish: Wish, question: dict[str, Any], share: float
+    ) -> tuple[dict[str, Any], bytes] | None:
         try:
-            for part in letter:
-                worker.stdin.write(part)
-            worker.stdin.flush()
-            line = _line(worker.stdout)
-        except OSError:  # it has gone
-            line = b""
-        finally:
-            timer.cancel()
-        if not line:
-            self.close()
-            return None
-        return json.loads(line)
-
-
-def _line(stream: IO[bytes]) -> bytes:
-    line = stream.readline()
-    return line if line.endswith(b"\n") else b""
+            return self._process.ask(question, share * self._seconds)
+        except StartError as error:
+            raise RequestError(wish.kind, f"cannot be compiled: {error}") from error

@@ -2,7 +2,8 @@
 """The process that compiles. Reads wishes from standard input, writes tables to standard output.
 
 First a line of JSON with the lengths of all tokens (-1: no text), and their bytes. Then a line for
-each wish; each gets a line back, and a table's bytes behind it.
+each wish; each gets a line back, and a table's bytes behind it. A wish of which no table can be
+made becomes a grammar that the host follows, if llguidance can.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from typing import IO, Any
+from typing import Any
 
 try:
     import numpy  # noqa: F401
@@ -18,6 +19,8 @@ try:
     from outlines_core.json_schema import (  # pyright: ignore[reportMissingImports]
         build_regex_from_schema,
     )
+
+    from freewheel.structured.following import mask_of, matcher_of, source_of, tokenizer_of
 except ModuleNotFoundError as missing:
     sys.stdin.buffer.readline()
     cure = "pip install 'freewheel[structured]'"
@@ -25,9 +28,10 @@ except ModuleNotFoundError as missing:
     sys.stdout.write(json.dumps({"error": reason}) + "\n")
     sys.exit(1)
 
-from freewheel.spec import Grammar
+from freewheel.spec import Form, Grammar, HostGrammar
 from freewheel.structured.schema import Refusal, read_schema
 from freewheel.structured.tables import ByteAutomaton, byte_automaton, token_grammar
+from freewheel.structured.vocabulary import read_vocabulary
 
 MEMORY = 4 << 30
 """Bytes of address space that the process may take."""
@@ -43,10 +47,45 @@ _BYTES = Vocabulary(NO_BYTE, {bytes([byte]): [byte] for byte in range(256)})
 _META = frozenset(r"\.+*?()|[]{}^$#&-~")
 
 
-def compiled(kind: str, source: str, vocabulary: list[bytes | None]) -> Grammar:
-    """Raises Refusal for a wish that cannot be kept."""
+TABLES = ("json_schema", "regex", "choice")
+"""Kinds of which a table may be made."""
+
+
+def form_of(kind: str, source: str, vocabulary: list[bytes | None], table: bool = True) -> Form:
+    """A table, or else what the host follows. Raises Refusal for a wish that cannot be kept.
+
+    `table`: whether to try for one.
+    """
+    refused: Refusal | None = None
+    if table and kind in TABLES:
+        try:
+            return compiled(kind, source, vocabulary)
+        except Refusal as refusal:
+            refused = refusal
+    try:
+        return followed(kind, source, vocabulary)
+    except Refusal as refusal:
+        raise refused or refusal from refusal
+
+
+def followed(kind: str, source: str, vocabulary: list[bytes | None]) -> HostGrammar:
+    """A grammar for the host. Raises Refusal for a wish that cannot be kept."""
+    _check_size(source)
+    if kind == "choice":
+        kind, source = "regex", regex_of(kind, source)
+    text = source_of(kind, source)
+    mask_of(matcher_of(text, tokenizer_of(vocabulary)), (0,), len(vocabulary))
+    return HostGrammar(text)
+
+
+def _check_size(source: str) -> None:
     if len(source) > MAX_SOURCE:
         raise Refusal(f"is {len(source)} characters long; at most {MAX_SOURCE} are read")
+
+
+def compiled(kind: str, source: str, vocabulary: list[bytes | None]) -> Grammar:
+    """Raises Refusal for a wish that cannot be kept."""
+    _check_size(source)
     return token_grammar(automaton_of(regex_of(kind, source)), vocabulary)
 
 
@@ -102,18 +141,15 @@ def answer(line: bytes, vocabulary: list[bytes | None]) -> tuple[dict[str, Any],
     """The reply to one wish: what is said of it, and the table."""
     wish = json.loads(line)
     try:
-        grammar = compiled(wish["kind"], wish["source"], vocabulary)
+        form = form_of(wish["kind"], wish["source"], vocabulary, wish["table"])
     except Refusal as refusal:
         return {"error": str(refusal)}, b""
     except (MemoryError, RecursionError):
         return {"error": "takes too much memory to compile"}, b""
-    said = {"key": grammar.key, "states": grammar.states, "classes": grammar.classes}
-    return said | {"start": grammar.start, "bytes": len(grammar.table)}, grammar.table
-
-
-def read_vocabulary(stream: IO[bytes]) -> list[bytes | None]:
-    lengths = json.loads(stream.readline())["lengths"]
-    return [None if length < 0 else stream.read(length) for length in lengths]
+    if isinstance(form, HostGrammar):
+        return {"source": form.source}, b""
+    said = {"key": form.key, "states": form.states, "classes": form.classes}
+    return said | {"start": form.start, "bytes": len(form.table)}, form.table
 
 
 def main() -> None:
