@@ -16,7 +16,6 @@ from freewheel.host import Request, Scheduler, TextDelta, TextStream, Update
 from freewheel.runtime import Executor
 from freewheel.spec import FinishReason
 
-
 MASK_SECONDS = 0.05
 """How long to wait at a time for a mask, where nothing else can be done."""
 

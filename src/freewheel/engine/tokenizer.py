@@ -29,6 +29,8 @@ class Tokenizer:
         found |= {"truncation": None, "padding": None}
         self._tokenizer = _make(path, found)
         self._bytes = _token_bytes(found)
+        added = found.get("added_tokens") or ()
+        self._control = {str(token["content"]): int(token["id"]) for token in added}
         self._plain = _make(path, _without_control_tokens(found))
 
     @property
@@ -55,6 +57,11 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of a special token, or None."""
         return self._tokenizer.token_to_id(token)
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """The id of every added token, by its text."""
+        return self._control
 
     def token_bytes(self, count: int) -> list[bytes | None]:
         """What each of `count` token ids says; None for control tokens and ids without a token."""

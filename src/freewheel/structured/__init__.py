@@ -12,5 +12,28 @@ from __future__ import annotations
 
 from freewheel.structured.compiler import Compiler, Wish
 from freewheel.structured.guides import GuideDesk, HostGuide
+from freewheel.structured.tools import (
+    DSML_V4,
+    DSML_V32,
+    GLM,
+    JSON_CALLS,
+    Tool,
+    ToolFormat,
+    ToolGrammar,
+    tool_grammar,
+)
 
-__all__ = ["Compiler", "GuideDesk", "HostGuide", "Wish"]
+__all__ = [
+    "DSML_V4",
+    "DSML_V32",
+    "GLM",
+    "JSON_CALLS",
+    "Compiler",
+    "GuideDesk",
+    "HostGuide",
+    "Tool",
+    "ToolFormat",
+    "ToolGrammar",
+    "Wish",
+    "tool_grammar",
+]
