@@ -170,7 +170,8 @@ def mixed_requests(llm: LLM, seed: int, ask: bool) -> Iterator[tuple[list[int], 
     output included where what it needs is installed.
     """
     rng = random.Random(seed)
-    structured = find_spec("outlines_core") is not None and bool(llm.spec.eos_ids)
+    installed = all(find_spec(name) is not None for name in ("outlines_core", "llguidance"))
+    structured = installed and bool(llm.spec.eos_ids)
     room = llm.context_len // 2
     while True:
         length = min(room, rng.choice([1, 2, 7, 30, 63, 64, 65, 150, 400]))
@@ -202,6 +203,7 @@ def wishes(rng: random.Random, vocabulary: int, ask: bool, structured: bool) -> 
         "prompt_logprobs": rng.choice([None, None, 3]),
     }
     if structured and rng.random() < 0.4:
-        return found | {"bad_words": (), "choice": ("yes", "no", "yes and no")}
+        form = rng.choice([{"choice": ("yes", "no", "yes and no")}, {"json_object": True}])
+        return found | {"bad_words": ()} | form
     allowed = tuple(range(0, vocabulary, 2)) if rng.random() < 0.2 else None
     return found | {"ignore_eos": rng.random() < 0.7, "allowed_token_ids": allowed}

@@ -23,6 +23,9 @@ GRAPHS = ("auto", "eager", "tape", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float64")
 LOAD_FORMATS = ("safetensors", "dummy")
 MAX_RUN_AHEAD = 3
+AUTO_DEPTHS = (0, 1, 2, 3, 5)
+"""What `speculate="auto"` chooses among. Each costs a graph for each batch."""
+AUTO_START = 3
 
 _WIDTHS = (16, 64, 256, 1024, 4096)
 
@@ -31,7 +34,7 @@ _WIDTHS = (16, 64, 256, 1024, 4096)
 class EngineConfig:
     """What an engine is asked for.
 
-    `speculate`: drafts a round (0 to 7), by `drafter`: the
+    `speculate`: drafts a round (0 to 7), or "auto", chosen anew for each round among AUTO_DEPTHS; by `drafter`: the
     model's own multi-token-prediction layer (mtp), prompt look-up (lookup), or the first of these
     that the model has (auto). `run_ahead`: rounds launched before the oldest letter is
     read (0 to 3). `chunk`: prompt tokens a round computes of one request, at most. `max_batch`:
@@ -55,7 +58,7 @@ class EngineConfig:
     """
 
     model: str
-    speculate: int = 3
+    speculate: int | str = 3
     drafter: str = "auto"
     device: str = "auto"
     graph: str = "auto"
@@ -85,7 +88,12 @@ class EngineConfig:
         for name in ("guard", "deterministic", "prefix_cache"):
             if not isinstance(vars(self)[name], bool):
                 raise ConfigError(f"{name}: must be True or False, got {vars(self)[name]!r}")
-        _check_range("speculate", self.speculate, 0, MAX_DEPTH)
+        if self.speculate != "auto":
+            if isinstance(self.speculate, str):
+                raise ConfigError(
+                    f"speculate: must be 0 to {MAX_DEPTH}, or auto, got {self.speculate!r}"
+                )
+            _check_range("speculate", self.speculate, 0, MAX_DEPTH)
         _check_range("run_ahead", self.run_ahead, 0, MAX_RUN_AHEAD)
         _check_range("chunk", self.chunk, MAX_VERIFY_WIDTH + 1, 1 << 16)
         _check_range("max_batch", self.max_batch, 1, 1 << 12)
@@ -114,7 +122,19 @@ class EngineConfig:
     def ladder(self) -> ShapeLadder:
         """The rectangles that this engine runs: chunk widths up to `chunk`, which is the widest."""
         widths = (*(w for w in _WIDTHS if w < self.chunk), self.chunk)
-        return ShapeLadder.build(self.max_batch, self.speculate, widths, self.prefill_batch)
+        return ShapeLadder.build(
+            self.max_batch, self.depth, widths, self.prefill_batch, self.depths
+        )
+
+    @property
+    def depth(self) -> int:
+        """Drafts of a round for whose depth nobody else decides."""
+        return self.speculate if isinstance(self.speculate, int) else AUTO_START
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depths among which rounds are chosen; none, where there is one for all."""
+        return () if isinstance(self.speculate, int) else AUTO_DEPTHS
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ ALLOWED: dict[str, Allowed] = {
     "host": _allow("spec"),
     "memory": _allow("spec config"),
     "chat": _allow("spec", "jinja2"),
-    "structured": _allow("spec", "numpy outlines_core"),
+    "structured": _allow("spec", "numpy outlines_core llguidance"),
     "graph": _allow("", "torch"),
     "ops": _allow("", "torch"),
     "state": _allow("spec ops", "torch"),

@@ -58,6 +58,7 @@ PLANTED_IMPORTS = {
     "http-clients": ("engine", "httpx"),
     "terminal": ("host", "rich"),
     "grammars": ("engine", "outlines_core"),
+    "followed-grammars": ("engine", "llguidance"),
 }
 
 

@@ -59,7 +59,7 @@ def grammar_case(seed: int, choices: int, dtype: torch.dtype = torch.float32) ->
     for row in range(1, ROWS):
         classes = rng.choice([CLASSES, CLASSES, CLASSES, 0])
         trigger = rng.choice([-1, 3]) if classes else 3
-        budget = rng.choice([-1, int(computed[row]) + 1, 4]) if trigger >= 0 else -1
+        budget = rng.choice([-2, -1, int(computed[row]) + 1, 4]) if trigger >= 0 else -1
         base = rng.choice([0, cells])
         grammars[row] = ints(base, classes, rng.randrange(STATES), trigger, budget)
         states[row] = rng.choice([-1, -2, -3, 2, 4]) if classes else rng.choice([-1, -2])

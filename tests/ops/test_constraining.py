@@ -43,7 +43,8 @@ def allowed(case: GrammarCase, row: int, position: int) -> list[bool]:
     if state == -1:
         if 0 <= budget <= position + 1:
             return [token == trigger for token in range(VOCABULARY)]
-        return [not (classes and token in stops) for token in range(VOCABULARY)]
+        closed = classes and budget != -2
+        return [not (closed and token in stops) for token in range(VOCABULARY)]
     if state < 0:
         return [True] * VOCABULARY
     ends = int(case.tables[base + VOCABULARY + state * (classes + 1) + classes])

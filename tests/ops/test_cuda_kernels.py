@@ -21,6 +21,7 @@ from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 from tests.ops.adjust_cases import adjust_case
 from tests.ops.cases import CASES, Sizes, arguments, draw, draw_pages, generator, ints
 from tests.ops.grammar_cases import grammar_case
+from tests.ops.guide_cases import guide_case, mask_letter
 
 pytest.importorskip("triton")
 HAS_GPU = torch.cuda.is_available()
@@ -260,6 +261,23 @@ def test_grammars_are_followed_as_the_specification_follows_them(seed: int) -> N
         body(*moved, states, case.tables.to(device), case.logits.shape[2], 4)
         results.append(states.cpu())
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_are_guided_as_the_specification_guides_them(seed: int) -> None:
+    args = guide_case(seed, choices=1 + seed % 4)
+    found = IMPLEMENTATIONS["guide", "cuda"](*on_device(args))
+    for one, other in zip(found, SPECIFICATIONS["guide"](*args), strict=True):
+        assert torch.equal(one.cpu(), other)
+
+
+def test_masks_are_kept_as_the_specification_keeps_them() -> None:
+    rows, words = mask_letter(1)
+    lens, masks = ints(*range(7)), torch.arange(14, dtype=torch.int32).view(7, 2)
+    kept = lens.to(DEVICE, copy=True), masks.to(DEVICE, copy=True)
+    IMPLEMENTATIONS["apply_masks", "cuda"](rows.to(DEVICE), words.to(DEVICE), *kept)
+    SPECIFICATIONS["apply_masks"](rows, words, lens, masks)
+    assert torch.equal(kept[0].cpu(), lens) and torch.equal(kept[1].cpu(), masks)
 
 
 def test_a_table_is_stored_as_the_specification_stores_it() -> None:

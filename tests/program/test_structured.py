@@ -320,4 +320,4 @@ def test_everything_at_once_still_reads_nothing_and_sends_one_letter_each_way() 
     assert report.kernels_per_round is not None
     lanes = llm.executor._lanes
     assert {0, 1, 2, 3} <= {shape.extras for shape in lanes}
-    assert any(shape.tables for shape in lanes)
+    assert any(shape.tables for shape in lanes) and any(shape.guided for shape in lanes)

@@ -179,7 +179,7 @@ def _run(
     load, capture, warm_up, duration = (b - a for a, b in itertools.pairwise(times))
     return BenchRun(
         batch=config.max_batch,
-        speculate=config.speculate,
+        speculate=config.depth,
         resolved=llm.built.resolved,
         machine=Machine.here(llm.built.resolved.device),
         context_len=llm.context_len,

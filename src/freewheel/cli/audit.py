@@ -18,7 +18,7 @@ def audit(
     model: o.Model,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to run, at least.")] = 200,
     batch: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 4,
-    speculate: o.Speculate = 3,
+    speculate: o.Speculate = "3",
     drafter: o.Drafter = "auto",
     device: o.Device = "auto",
     graph: o.Graph = "auto",
@@ -35,7 +35,7 @@ def audit(
     """
     llm = open_llm(
         model,
-        speculate=speculate,
+        speculate=o.depth(speculate),
         drafter=drafter,
         device=device,
         graph=graph,

@@ -38,7 +38,7 @@ def chat(
     min_p: o.MinP = 0.0,
     seed: o.Seed = None,
     stop: o.Stop = None,
-    speculate: o.Speculate = 3,
+    speculate: o.Speculate = "3",
     drafter: o.Drafter = "auto",
     device: o.Device = "auto",
     graph: o.Graph = "auto",
@@ -64,7 +64,7 @@ def chat(
     )
     options = EngineConfig(
         model=model,
-        speculate=speculate,
+        speculate=o.depth(speculate),
         drafter=drafter,
         device=device,
         graph=graph,

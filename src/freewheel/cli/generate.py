@@ -34,7 +34,7 @@ def generate(
     ] = None,
     *,
     params: SamplingParams,
-    speculate: o.Speculate = 3,
+    speculate: o.Speculate = "3",
     drafter: o.Drafter = "auto",
     device: o.Device = "auto",
     graph: o.Graph = "auto",
@@ -51,7 +51,7 @@ def generate(
     llm = open_llm(
         model,
         prompt=text,
-        speculate=speculate,
+        speculate=o.depth(speculate),
         drafter=drafter,
         device=device,
         graph=graph,

@@ -24,7 +24,7 @@ NAMES = {"BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 def inspect(
     model: o.Model,
-    speculate: o.Speculate = 3,
+    speculate: o.Speculate = "3",
     drafter: o.Drafter = "auto",
     chunk: o.Chunk = 256,
     batch: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
@@ -50,7 +50,7 @@ def inspect(
             verified = verify_files(model, progress)
     config = EngineConfig(
         model=model,
-        speculate=speculate,
+        speculate=o.depth(speculate),
         drafter=drafter,
         chunk=chunk,
         max_batch=batch,

@@ -13,7 +13,12 @@ from freewheel.spec import MAX_DEPTH, MAX_VERIFY_WIDTH
 
 Model = Annotated[str, typer.Argument(help="A folder in Hugging Face layout, or a shipped model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
-Speculate = Annotated[int, typer.Option(help=f"Drafts a round, 0 to {MAX_DEPTH}.")]
+
+Speculate = Annotated[
+    str,
+    typer.Option(help=f"Drafts a round, 0 to {MAX_DEPTH}; auto chooses for every round."),
+]
+Drafts = Annotated[int, typer.Option("--speculate", help=f"Drafts a round, 0 to {MAX_DEPTH}.")]
 Drafter = Annotated[str, typer.Option(help="auto, mtp or lookup.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Graph = Annotated[str, typer.Option(help="auto, eager, tape or cuda.")]
@@ -48,6 +53,13 @@ MinP = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="Makes sampling reproducible.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End at this text; may be given repeatedly.")]
+
+
+def depth(text: str) -> int | str:
+    """What `--speculate` says: a number, or auto. Raises ConfigError for anything else."""
+    if text == "auto" or not (text.isascii() and text.removeprefix("-").isdigit()):
+        return text  # the configuration says what may be
+    return int(text)
 
 
 def numbers(option: str, text: str) -> list[int]:

@@ -30,6 +30,10 @@ Bias = Annotated[Words, typer.Option(help="ID=VALUE, added to a token's logit; r
 Allowed = Annotated[Ids, typer.Option(help="Choose among these ids alone; repeatable.")]
 Schema = Annotated[Path | None, typer.Option(help="Answer with JSON of the schema in this file.")]
 Regex = Annotated[str | None, typer.Option(help="Answer with a text that this expression matches.")]
+JsonObject = Annotated[bool, typer.Option("--json-object", help="Answer with a JSON object.")]
+GrammarFile = Annotated[
+    Path | None, typer.Option(help="Answer by the grammar in this file: Lark, or BNF with ::=.")
+]
 Budget = Annotated[int | None, typer.Option(help="Tokens after which an open thinking ends.")]
 Scores = Annotated[
     int | None, typer.Option(help="Report log-probabilities, and so many alternatives.")
@@ -53,6 +57,8 @@ def sampling_params(
     schema: Schema = None,
     regex: Regex = None,
     choice: Annotated[Words, typer.Option(help="Answer with this text; repeatable.")] = None,
+    json_object: JsonObject = False,
+    grammar: GrammarFile = None,
     thinking_token_budget: Budget = None,
     seed: o.Seed = None,
     stop: o.Stop = None,
@@ -75,7 +81,9 @@ def sampling_params(
         logit_bias=tuple(_bias(text) for text in logit_bias or ()),
         bad_words=tuple(bad_word or ()),
         allowed_token_ids=tuple(allowed_token_id) if allowed_token_id else None,
-        json_schema=_text(schema) if schema else None,
+        json_schema=_text("json_schema", schema) if schema else None,
+        json_object=json_object,
+        grammar=_text("grammar", grammar) if grammar else None,
         regex=regex,
         choice=tuple(choice) if choice else None,
         thinking_token_budget=thinking_token_budget,
@@ -112,11 +120,11 @@ def takes_sampling(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _text(file: Path) -> str:
+def _text(field: str, file: Path) -> str:
     try:
         return file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError("json_schema", f"{file} cannot be read: {error}") from error
+        raise RequestError(field, f"{file} cannot be read: {error}") from error
 
 
 def _bias(text: str) -> tuple[int, float]:

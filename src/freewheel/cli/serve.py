@@ -56,7 +56,7 @@ def serve(
     ] = None,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="One object a line.")] = False,
     guard: Annotated[bool, typer.Option("--guard", help="Count host reads.")] = False,
-    speculate: o.Speculate = 3,
+    speculate: o.Speculate = "3",
     drafter: o.Drafter = "auto",
     device: o.Device = "auto",
     graph: o.Graph = "auto",

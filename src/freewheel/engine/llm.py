@@ -16,9 +16,9 @@ from freewheel.engine.session import Live, Session
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.engine.wishes import adjustments_of
 from freewheel.errors import ConfigError, RequestError
-from freewheel.host import Request, Scheduler, TextStream
+from freewheel.host import DepthPolicy, Request, Scheduler, TextStream
 from freewheel.runtime import build
-from freewheel.spec import Form, HostGrammar, SamplingParams, StepShape
+from freewheel.spec import Form, HostGrammar, SamplingParams, ShapeLadder, StepShape
 from freewheel.structured import Compiler, GuideDesk, Wish
 
 Prompt = str | Sequence[int]
@@ -50,6 +50,7 @@ class LLM:
         self.tokenizer = Tokenizer(find_model(model))
         self.built = build(self.config, progress, tokenizer_size=self.tokenizer.size)
         self.spec, self.executor = self.built.spec, self.built.executor
+        self._policy = _policy_of(self.built.ladder, self.config.run_ahead)
         self._session = Session(self._new_scheduler, self.executor)
         vocabulary = self.tokenizer.token_bytes(self.spec.vocab_size)
         self._compiler = Compiler(vocabulary, self.config.grammar_seconds)
@@ -85,7 +86,12 @@ class LLM:
         `extras` and `prompt`: those that `shapes` names; others are made when a request first asks
         for them. Raises what `shapes` raises.
         """
-        self.executor.capture(self.shapes(prompt, extras), progress)
+        shapes = self.shapes(prompt, extras)
+        self.executor.capture(shapes, progress)
+        if self._policy is not None:
+            for shape in shapes:
+                if not (shape.for_prompts or shape.tables):
+                    self._policy.took_empty(shape, self.executor.idle_seconds(shape))
 
     def generate(
         self,
@@ -244,7 +250,15 @@ class LLM:
             prefix_cache=self.config.prefix_cache,
             shelf=built.shelf(),
             prefill_share=self.config.prefill_share,
+            policy=self._policy,
         )
+
+
+def _policy_of(ladder: ShapeLadder, run_ahead: int) -> DepthPolicy | None:
+    """Who chooses the depth of rounds; None where there is one for all."""
+    if len(ladder.depths) == 1:
+        return None
+    return DepthPolicy(ladder.depths, ladder.depth, run_ahead + 2)
 
 
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:

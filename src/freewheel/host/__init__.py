@@ -7,6 +7,7 @@ or numpy: no value of the device can be read here by mistake.
 
 from __future__ import annotations
 
+from freewheel.host.depth import DepthPolicy
 from freewheel.host.guide import Guide
 from freewheel.host.pages import PageAllocator, RowAllocator
 from freewheel.host.request import Request, RequestState, RequestStats
@@ -15,6 +16,7 @@ from freewheel.host.shelf import Shelf
 from freewheel.host.text import TextDelta, TextStream
 
 __all__ = [
+    "DepthPolicy",
     "Guide",
     "PageAllocator",
     "Request",

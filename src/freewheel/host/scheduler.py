@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from freewheel.errors import ConfigError, FreewheelError, RequestError
 from freewheel.host.chunks import widest_chunk
+from freewheel.host.depth import DepthPolicy, Pace
 from freewheel.host.footprint import Footprint
 from freewheel.host.interleaving import Interleaving
 from freewheel.host.request import Request
@@ -21,6 +22,7 @@ from freewheel.host.seats import (
     prompt_seats,
     prompt_shape,
     step_plan,
+    within,
 )
 from freewheel.host.shelf import Shelf
 from freewheel.spec import (
@@ -78,6 +80,7 @@ class Scheduler:
       how many there is room for (None: for none).
     - *Masks.* Where the host follows a request's grammar, the row takes part in a round only with
       the mask for its next token, which is made once its last letter was read. Others go on.
+    - *Depth.* `policy` chooses among the ladder's depths; without one there is only one.
     - *Decoding.* All rows; if they exceed the ladder's batch, those that were launched longest
       ago.
     - *Prefixes.* Pages stay when their request ends, and a request that begins like an earlier
@@ -103,11 +106,14 @@ class Scheduler:
         prefix_cache: bool = True,
         shelf: Shelf | None = None,
         prefill_share: float = 0.5,
+        policy: DepthPolicy | None = None,
     ) -> None:
         if len(groups) != len(group_pages) or not groups:
             raise ConfigError(f"group_pages: {len(group_pages)} given for {len(groups)} groups")
-        if len({(shape.width, shape.depth) for shape in ladder.decode}) != 1:
-            raise ConfigError(f"ladder: decoding shapes differ in width or depth: {ladder.decode}")
+        if policy is None and len(ladder.depths) != 1:
+            raise ConfigError(f"ladder: has depths {ladder.depths} and nobody to choose one")
+        if policy is not None and policy.depths != ladder.depths:
+            raise ConfigError(f"policy: chooses among {policy.depths}, not {ladder.depths}")
         if not 2 <= context_len <= row_width:
             raise ConfigError(f"context_len: must be 2 to row_width {row_width}, got {context_len}")
         if run_ahead < 0:
@@ -122,7 +128,9 @@ class Scheduler:
         self.roster = Roster(footprint, rows, shelf or Shelf(0, 0, 0), prefix_cache)
         self._live: dict[str, Request] = {}
         self._just_ended: dict[str, Request] = {}
-        self._rounds: deque[tuple[int, list[Seat]]] = deque()
+        self._rounds: deque[tuple[StepPlan, list[Seat]]] = deque()
+        self._pace = Pace()
+        self._policy = policy
         self._next_round = 0
         self._turns = itertools.count()
         self._kinds = Interleaving(prefill_share)
@@ -222,8 +230,10 @@ class Scheduler:
                 seats = decode_seats(self.roster, self.ladder)
             if seats:
                 self._kinds.ran(prompts)
-                fit = prompt_shape if prompts else _decode_shape
-                return self._launch(fit(seats, self.ladder), seats)
+                if prompts:
+                    return self._launch(prompt_shape(seats, self.ladder), seats)
+                shape = self._decode_shape(seats)
+                return self._launch(shape, within(seats, shape))
         if len(self.roster.running) < tenants:
             return self.plan()  # all who were chosen lost their rows: choose among those who stay
         if self._live and not self._rounds and not any(r.held for r in self._live.values()):
@@ -236,7 +246,7 @@ class Scheduler:
         Rows without new tokens, and tenancies that have ended since the launch, give no update.
         Raises FreewheelError if this letter is not the one that is due.
         """
-        seats = self._due(result)
+        seats = self._due(result, now)
         self._just_ended = {}
         updates: list[Update] = []
         for seat, row in zip(seats, result.rows, strict=True):
@@ -245,6 +255,8 @@ class Scheduler:
                 continue
             seat.tenancy.settle(row.computed, seat.advance, seat.emits)
             seat.request.stats.count(row, seat.start is not None, result.round_id, now)
+            if self._policy is not None and row.finish is None and not seat.request.guided:
+                self._policy.count(seat.request.id, seat.offered, row.agreed)
             seat.request.take(row, seat.start)
             self.roster.waiting.tenants.charge(seat.request.tenant, len(row.tokens))
             if row.tokens and row.finish is None:
@@ -268,32 +280,43 @@ class Scheduler:
         plan = step_plan(self._next_round, shape, seats, table)
         # Whoever waited longest in this round is also first of it to wait for its next turn.
         for seat in sorted(seats, key=lambda seat: seat.request.turn):
-            seat.tenancy.launch(plan.round_id, seat.advance, seat.emits)
+            seat.tenancy.launch(plan.round_id, seat.advance, seat.emits, shape.depth)
             seat.request.turn = next(self._turns)
-        self._rounds.append((plan.round_id, seats))
+        self._rounds.append((plan, seats))
         self._next_round += 1
         return plan
 
-    def _due(self, result: StepResult) -> list[Seat]:
+    def _due(self, result: StepResult, now: float | None) -> list[Seat]:
         if not self._rounds:
             raise FreewheelError(f"letter of round {result.round_id}, but none is in flight")
-        round_id, seats = self._rounds[0]
-        expected = (round_id, tuple(seat.tenancy.row for seat in seats))
+        plan, seats = self._rounds[0]
+        expected = (plan.round_id, tuple(seat.tenancy.row for seat in seats))
         got = (result.round_id, tuple(row.row for row in result.rows))
         if got != expected:
             raise FreewheelError(f"letter of (round, rows) {got}; {expected} is due")
+        seconds = self._pace.letter(plan.shape, (p.shape for p, _ in self._rounds), now)
+        if self._policy is not None and seconds is not None and not plan.shape.for_prompts:
+            self._policy.took(plan.shape, seconds)
         self._rounds.popleft()
         return seats
+
+    def _decode_shape(self, seats: list[Seat]) -> StepShape:
+        extras, guided = extras_of(seats), guided_of(seats)
+        if self._policy is None:
+            return self.ladder.fit_decode(len(seats), extras, guided)
+        load = self.ladder.fit_decode(len(seats), extras, guided, self.ladder.depths[0])
+        rows = [seat.request.id for seat in seats if not seat.request.guided]
+        depth = self._policy.choose(replace(load, width=1, depth=0), rows, len(seats) - len(rows))
+        return self.ladder.fit_decode(len(seats), extras, guided, depth)
 
     def _end(self, request: Request, reason: FinishReason, length: int | None = None) -> None:
         request.end(reason, length)
         if request.guide is not None:
             request.guide.close()
+        if self._policy is not None:
+            self._policy.forget(request.id)
         self.roster.leave(request)
         self.roster.shelf.release(request)
         self.roster.waiting.tenants.leave(request.tenant)
         del self._live[request.id]
 
-
-def _decode_shape(seats: list[Seat], ladder: ShapeLadder) -> StepShape:
-    return ladder.fit_decode(len(seats), extras_of(seats), guided_of(seats))

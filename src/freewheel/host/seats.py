@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from freewheel.host.chunks import sharing
@@ -30,6 +30,7 @@ class Seat:
     `advance`: the most tokens by which `computed` grows. `emits`: at least one token is chosen
     for certain.
     `start`: the first prompt position that the round computes; None in a decoding round.
+    `offered`: drafts that were asked for and that the round may verify.
     """
 
     request: Request
@@ -38,6 +39,7 @@ class Seat:
     advance: int
     emits: bool
     start: int | None = None
+    offered: int = 0
 
     @property
     def mask(self) -> MaskWrite | None:
@@ -120,6 +122,14 @@ def prompt_shape(seats: list[Seat], ladder: ShapeLadder) -> StepShape:
     longest = max(seat.advance for seat in seats)
     extras, guided = extras_of(seats), guided_of(seats)
     return ladder.fit_prefill(len(seats), longest, ready, extras, guided)
+
+
+def within(seats: list[Seat], shape: StepShape) -> list[Seat]:
+    """Seats of decoding rows in a round of `shape`."""
+    return [
+        replace(seat, advance=shape.width, offered=min(seat.tenancy.drafts, shape.width - 1))
+        for seat in seats
+    ]
 
 
 def extras_of(seats: list[Seat]) -> int:

@@ -34,6 +34,7 @@ class Tenancy:
     row's `computed` as of the last letter. `pending`: the most tokens by which rounds in flight
     may advance it. `owed`: rounds in flight which emit at least one token each, unless the row
     has finished. `last_round`: the last round launched with this row; -1 before the first.
+    `drafts`: the depth of that round.
     """
 
     row: int
@@ -45,6 +46,7 @@ class Tenancy:
     pending: int = 0
     owed: int = 0
     last_round: int = -1
+    drafts: int = 0
     published: int = 0
     open: bool = True
 
@@ -63,9 +65,9 @@ class Tenancy:
         """Some token certain at admission has not been launched yet."""
         return self.upper < self.known
 
-    def launch(self, round_id: int, advance: int, emits: bool) -> None:
-        """A round that advances the row by at most `advance` tokens is on its way."""
-        self.last_round = round_id
+    def launch(self, round_id: int, advance: int, emits: bool, drafts: int = 0) -> None:
+        """A round of depth `drafts` that advances it by at most `advance` tokens is on its way."""
+        self.last_round, self.drafts = round_id, drafts
         self.pending += advance
         self.owed += emits
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -153,6 +154,15 @@ class Executor:
                 )
             )
             self.collect()
+
+    def idle_seconds(self, shape: StepShape, count: int = 3) -> float:
+        """What an idle round of `shape` takes, letters included: the least of `count`."""
+        times: list[float] = []
+        for _ in range(count):
+            begun = time.perf_counter()
+            self.idle_rounds(shape, 1)
+            times.append(time.perf_counter() - begun)
+        return min(times)
 
     def calls(self, shape: StepShape) -> int | None:
         """Operator calls that one replay of `shape` makes; None if it is not captured as a tape."""

@@ -73,7 +73,7 @@ class SteadyDecode:
         The rest of `config.context_len` behind `room_for(rounds)` is the context; no run may be
         longer. Raises what `build` raises.
         """
-        depth = config.speculate
+        depth = config.depth
         shapes = tuple(StepShape(batch, 1 + depth, depth) for batch in sorted(set(batches)))
         ladder = ShapeLadder(shapes, ((1, NARROWEST_PROMPT),), depth)
 

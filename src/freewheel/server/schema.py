@@ -49,6 +49,8 @@ class StructuredOutputs(Strict):
     json_: dict[str, Any] | Text | None = Field(default=None, alias="json")
     regex: Annotated[str, StringConstraints(max_length=1 << 16)] | None = None
     choice: Annotated[list[ShortText], Field(min_length=1, max_length=1024)] | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
 
 
 class Sampling(Strict):

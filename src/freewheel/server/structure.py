@@ -12,7 +12,7 @@ from pydantic import Field
 from freewheel.server.failures import ApiError
 from freewheel.server.schema import ShortText, Strict, StructuredOutputs, Text
 
-FIELDS = ("json_schema", "regex", "choice")
+FIELDS = ("json_schema", "regex", "choice", "json_object", "grammar")
 """SamplingParams' names of what a client names otherwise."""
 
 
@@ -58,15 +58,7 @@ def structure_of_format(
         return Structure(field, {"json_schema": schema})
     if schema is not None:
         raise ApiError(400, f"{field}: a schema needs type json_schema, not {kind}", param=field)
-    if kind == "json_object":
-        raise ApiError(
-            400,
-            f"{field}: json_object is not supported, since objects without a schema are no finite "
-            "automaton; give a json_schema",
-            param=field,
-            code="unsupported",
-        )
-    return None
+    return Structure(field, {"json_object": True}) if kind == "json_object" else None
 
 
 def structure_of(
@@ -80,8 +72,14 @@ def structure_of(
         found = structure_of_format(response_format.type, schema, "response_format")
     if asked is None:
         return found
-    given = {"json": asked.json_, "regex": asked.regex, "choice": asked.choice}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {
+        "json": asked.json_,
+        "regex": asked.regex,
+        "choice": asked.choice,
+        "grammar": asked.grammar,
+        "json_object": asked.json_object,
+    }
+    given = {name: value for name, value in given.items() if value not in (None, False)}
     if len(given) + (found is not None) > 1:
         raise ApiError(
             400,

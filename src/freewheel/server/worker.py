@@ -57,7 +57,7 @@ class Worker:
         llm.capture(extras=ECHOES if resolved.graph == "cuda" else 0)
         ready = m.Ready(
             context_len=llm.context_len,
-            depth=config.speculate,
+            depth=config.depth,
             device=resolved.device,
             graph=resolved.graph,
             dtype=resolved.dtype,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from freewheel.spec.adjustments import Adjustments
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.sampling import FinishReason
-from freewheel.spec.shape import StepShape
+from freewheel.spec.shape import MAX_VERIFY_WIDTH, StepShape
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,9 @@ def feed_bound(shape: StepShape, row_width: int) -> int:
 def page_writes_bound(shape: StepShape, groups: tuple[CacheGroup, ...], row_width: int) -> int:
     """The most page-table entries that a plan of this shape writes: the inbox needs this room.
 
-    From one launch of a row to the next its reserved length grows by at most `shape.reach`; a
-    prompt's first round may find pages for the whole row.
+    From one launch of a row to the next its reserved length grows by at most the width of the
+    round before, which may have been deeper; a prompt's first round may find pages for the whole
+    row.
     """
-    tokens = row_width if shape.for_prompts else shape.reach
+    tokens = row_width if shape.for_prompts else max(shape.reach, MAX_VERIFY_WIDTH)
     return shape.batch * sum(group.pages_for(tokens) for group in groups)

@@ -88,9 +88,10 @@ TABLES = StepShape(1, 1, 0, tables=True)
 class ShapeLadder:
     """Which rectangles exist.
 
-    `decode` is ordered by batch; `prefill` holds (batch, width) pairs ordered by width, then
-    batch. `depth` is the draft depth of a round that leaves at least one row ready to decode. A
-    narrower prompt rectangle than the widest ends the prompts of all its rows (or it would have
+    `decode` is ordered by depth, then batch: the last shape reaches furthest. `prefill` holds
+    (batch, width) pairs ordered by width, then batch. `depth` is the draft depth of a prompt's
+    round that leaves at least one row ready to decode, and of decoding rounds unless the host
+    chooses another. A narrower prompt rectangle than the widest ends the prompts of all its rows (or it would have
     been wider), so only the widest exists without drafts too.
     """
 
@@ -100,9 +101,17 @@ class ShapeLadder:
 
     @classmethod
     def build(
-        cls, max_batch: int, depth: int, widths: tuple[int, ...], prefill_batch: int
+        cls,
+        max_batch: int,
+        depth: int,
+        widths: tuple[int, ...],
+        prefill_batch: int,
+        depths: tuple[int, ...] = (),
     ) -> ShapeLadder:
-        """Powers of two up to `max_batch` rows to decode, and to `prefill_batch` at each width."""
+        """Powers of two up to `max_batch` rows to decode, and to `prefill_batch` at each width.
+
+        `depths`: those among which rounds are chosen; none are: `depth` is the only one.
+        """
         if not widths or list(widths) != sorted(set(widths)):
             raise ConfigError(f"chunk widths must be ascending and distinct, got {widths}")
         if widths[0] <= MAX_VERIFY_WIDTH:
@@ -112,7 +121,11 @@ class ShapeLadder:
             )
         batches = _powers_of_two(max_batch)
         return cls(
-            decode=tuple(StepShape(batch, 1 + depth, depth) for batch in batches),
+            decode=tuple(
+                StepShape(batch, 1 + drafts, drafts)
+                for drafts in sorted({depth, *depths})
+                for batch in batches
+            ),
             prefill=tuple(
                 (batch, width) for width in widths for batch in _powers_of_two(prefill_batch)
             ),
@@ -122,6 +135,11 @@ class ShapeLadder:
     @property
     def max_batch(self) -> int:
         return self.decode[-1].batch
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depths of decoding rounds, ascending."""
+        return tuple(sorted({shape.depth for shape in self.decode}))
 
     @property
     def max_prefill_batch(self) -> int:
@@ -136,9 +154,12 @@ class ShapeLadder:
         """The most positions past `computed` that any round on this ladder writes."""
         return max(shape.reach for shape in self.shapes())
 
-    def fit_decode(self, rows: int, extras: int = 0, guided: bool = False) -> StepShape:
-        """The smallest decoding rectangle of at least `rows` rows."""
-        shape = next(shape for shape in self.decode if shape.batch >= rows)
+    def fit_decode(
+        self, rows: int, extras: int = 0, guided: bool = False, depth: int | None = None
+    ) -> StepShape:
+        """The smallest decoding rectangle of at least `rows` rows. `depth`: None, the usual one."""
+        drafts = self.depth if depth is None else depth
+        shape = next(one for one in self.decode if one.depth == drafts and one.batch >= rows)
         if not extras and not guided:
             return shape
         return replace(shape, extras=min(extras, REPORTS), guided=guided)
