@@ -3,8 +3,9 @@
 
     OMP_NUM_THREADS=1 PYTHONPATH=src:. python benchmarks/bench_depth.py [--repeats N] [--json]
 
-One engine for each fixed depth and one that chooses. Each trace is a list of requests for all of
-them; engines take turns piece by piece, so that a machine with other work to do slows all alike.
+The engine that chooses also runs with each depth fixed: the same graphs, the same drafter. "none" is
+an engine without a drafter, which has nothing to keep current. They take turns, piece by piece of
+each trace, so that a machine with other work to do slows all alike.
 Tokens must be the same everywhere. Seconds are the process's own (`time.process_time`), on one
 thread: they do not count what others took from the machine.
 """
@@ -15,13 +16,15 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from freewheel import LLM, SamplingParams
 from freewheel.config import AUTO_DEPTHS
+from freewheel.host import DepthPolicy
+from freewheel.spec import StepShape
 
 PROMPTS = json.loads((Path(__file__).parent / "prompts.json").read_text("utf-8"))
 BATCH = 8
@@ -67,6 +70,14 @@ def traces(tokens: int) -> dict[str, list[Piece]]:
     }
 
 
+class FixedDepth(DepthPolicy):
+    """One depth for all rounds, among the graphs of an engine that could choose."""
+
+    def choose(self, load: StepShape, rows: Sequence[str], others: int = 0) -> int:
+        del load, rows, others
+        return self._start
+
+
 def engine(depth: int | str) -> LLM:
     llm = LLM(
         "demo", speculate=depth, max_batch=BATCH, prefill_batch=1, context_len=512, chunk=64,
@@ -74,6 +85,12 @@ def engine(depth: int | str) -> LLM:
     )  # fmt: skip
     llm.capture()
     return llm
+
+
+def use(llm: LLM, policy: DepthPolicy | None) -> None:
+    """Have `policy` choose from here on."""
+    llm._policy = policy
+    llm._session = type(llm._session)(llm._new_scheduler, llm.executor)
 
 
 def measured(llm: LLM, one: Piece) -> tuple[float, float, list[tuple[int, ...]]]:
@@ -86,14 +103,21 @@ def measured(llm: LLM, one: Piece) -> tuple[float, float, list[tuple[int, ...]]]
 
 def run(repeats: int, tokens: int, depths: tuple[int | str, ...]) -> Iterator[dict[str, Any]]:
     """One row for each trace."""
-    engines = {depth: engine(depth) for depth in depths}
+    plain, chooser = engine(0), engine("auto")
+    policies = {
+        depth: chooser._policy if depth == "auto" else FixedDepth(AUTO_DEPTHS, int(depth), 4)
+        for depth in depths
+        if depth != "none"
+    }
     for name, pieces in traces(tokens).items():
         cpu, wall = dict.fromkeys(depths, 0.0), dict.fromkeys(depths, 0.0)
         count = differing = 0
         for _ in range(repeats):
             for one in pieces:
                 first: list[tuple[int, ...]] | None = None
-                for depth, llm in engines.items():
+                for depth in depths:
+                    llm = plain if depth == "none" else chooser
+                    use(llm, policies.get(depth))
                     own, all_of_it, answers = measured(llm, one)
                     cpu[depth] += own
                     wall[depth] += all_of_it
@@ -101,7 +125,7 @@ def run(repeats: int, tokens: int, depths: tuple[int | str, ...]) -> Iterator[di
                     differing += answers != first
                 count += sum(map(len, first or ()))
         rate = {str(depth): count / seconds for depth, seconds in cpu.items()}
-        fixed = {depth: rate[str(depth)] for depth in depths if depth != "auto"}
+        fixed = {depth: rate[str(depth)] for depth in depths if isinstance(depth, int)}
         best = max(fixed, key=lambda depth: fixed[depth])
         yield {
             "trace": name, "tokens": count, "differing_pieces": differing, "best_fixed": best,
@@ -117,7 +141,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    depths = (*AUTO_DEPTHS, "auto")
+    depths = ("none", *AUTO_DEPTHS, "auto")
     if not args.json:
         print(f"{'trace':>14} " + " ".join(f"{depth!s:>6}" for depth in depths) + "   auto/best")
     for row in run(args.repeats, args.tokens, depths):

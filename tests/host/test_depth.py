@@ -78,7 +78,7 @@ TRACES: dict[str, Callable[[], list[Phase]]] = {
     "eight of prose": lambda: [phase(8, 24, 300, PROSE)],
     "mixed": lambda: [phase(4, 24, 300, PROSE, COPY, JSON, NOISE)],
     "changing load": lambda: [
-        phase(rows, 2 * rows, 300, PROSE, JSON, COPY, seed=turn)
+        phase(rows, 2 * rows, 400, PROSE, JSON, COPY, seed=turn)
         for turn, rows in enumerate((1, 8, 2, 6, 1, 4))
     ],
 }

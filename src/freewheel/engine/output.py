@@ -39,6 +39,8 @@ class Metrics:
     first_token_seconds: float
     total_seconds: float
     arrivals: tuple[Arrival, ...]
+    form: str | None = None
+    """Where the answer was held to its form: "device" (a table) or "host" (masks), or None."""
 
     @property
     def rounds(self) -> int:

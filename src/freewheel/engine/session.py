@@ -191,4 +191,5 @@ def _metrics(live: Live) -> Metrics:
         first_token_seconds=arrivals[0].seconds if arrivals else total,
         total_seconds=total,
         arrivals=tuple(arrivals),
+        form=request.form,
     )

@@ -71,11 +71,13 @@ class _Known:
 
 @dataclass
 class _Load:
-    """Rounds that differ in depth alone: the depth in use, and what may be tried."""
+    """Rounds that differ in depth alone: the depth in use, what may be tried, and what the depth to
+    begin with is worth by that in use."""
 
     depth: int
     rounds: int = 0
     credit: float = PROBE_CREDIT
+    share: float = 1.0
     trying: int | None = None
     left: int = 0
 
@@ -85,7 +87,8 @@ class DepthPolicy:
 
     Each request's acceptance is its own, and where little is known of it that of all requests. The
     loads (rectangles that differ in depth alone) are learnt apart. A request's first rounds have
-    drafts whatever others say: they show what its drafts are worth.
+    drafts whatever others say, as far as PROBE_SHARE pays for them: they show what its drafts are
+    worth.
     """
 
     def __init__(self, depths: Sequence[int], start: int, settle: int) -> None:
@@ -113,7 +116,11 @@ class DepthPolicy:
             self._decide(load, now, rows, others)
         depth = now.depth if now.trying is None else now.trying
         if depth < self._start and 2 * sum(map(self._new, rows)) > len(rows) + others:
-            depth = self._start
+            longer = self._seconds(load, self._start) / self._seconds(load, now.depth)
+            loss = longer * (1 - now.share)
+            if loss <= now.credit:
+                now.credit -= max(loss, 0.0)
+                depth = self._start
         self._of(load, depth).last = now.rounds
         return depth
 
@@ -149,6 +156,7 @@ class DepthPolicy:
             now.depth = best
         now.credit = min(now.credit + PROBE_SHARE, 2 * PROBE_CREDIT)
         share = {depth: worth[depth] / worth[now.depth] for depth in self.depths}
+        now.share = share[self._start]
         doubted = [d for d in self.depths if self._doubted(load, now, d, share[d])]
         if not doubted or not self._of(load, now.depth).times:
             return

@@ -149,6 +149,13 @@ class Request:
             self.echo.extend(fresh[: len(self.prompt) - 1 - len(self.echo)])
 
     @property
+    def form(self) -> str | None:
+        """Where its answer is held to a form: on the "device" or the "host"; None for no form."""
+        if self.guide is not None:
+            return "host"
+        return None if self.grammar is None else "device"
+
+    @property
     def guided_from(self) -> int | None:
         """Output tokens before its host-followed grammar begins; None: it has not begun."""
         assert self.adjustments is not None

@@ -236,7 +236,8 @@ class Scheduler:
                 return self._launch(shape, within(seats, shape))
         if len(self.roster.running) < tenants:
             return self.plan()  # all who were chosen lost their rows: choose among those who stay
-        if self._live and not self._rounds and not any(r.held for r in self._live.values()):
+        # A mask may have come since its row was left out.
+        if self._live and not self._rounds and all(r.guide is None for r in self._live.values()):
             raise FreewheelError("requests are live and nothing is in flight, but no row can run")
         return None
 
