@@ -34,7 +34,7 @@ ALLOWED: dict[str, Allowed] = {
     "config": _allow("spec"),
     "host": _allow("spec"),
     "memory": _allow("spec config"),
-    "chat": _allow("spec", "jinja2"),
+    "chat": _allow("spec", "deepseek_recipe jinja2"),
     "structured": _allow("spec", "numpy outlines_core llguidance"),
     "graph": _allow("", "torch"),
     "ops": _allow("", "torch"),

@@ -59,6 +59,7 @@ PLANTED_IMPORTS = {
     "terminal": ("host", "rich"),
     "grammars": ("engine", "outlines_core"),
     "followed-grammars": ("engine", "llguidance"),
+    "rendering": ("server", "jinja2"),
 }
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from freewheel import LLM, Chunk, Piece
 from freewheel.audit import AuditReport, ProfilerCounts
+from freewheel.chat import Prompt
 from freewheel.cli import audit, chat, generate, main, terminal
 from freewheel.cli.chat import _said, _thought_pieces
 from freewheel.config import find_model
@@ -399,8 +400,9 @@ def test_a_conversation_is_told_answers_but_not_thoughts() -> None:
     llm = SimpleNamespace(tokenizer=find_tokenizer())
     for ids, want in (([*thought, end, *answer], "Yes."), (thought, "")):
         chunk = Chunk((Piece("hmYes.", False),), tuple(ids), None, None)
-        assert _said(llm, [chunk], thinking=True) == want  # type: ignore[arg-type]
-        assert _said(llm, [chunk], thinking=False) == "hmYes."  # type: ignore[arg-type]
+        assert _said(llm, [chunk], Prompt([0], end)) == want  # type: ignore[arg-type]
+        assert _said(llm, [chunk], Prompt([0])) == "hmYes."  # type: ignore[arg-type]
+        assert _said(llm, [chunk], Prompt([0], end, 5)) == "hmYes."  # type: ignore[arg-type]
 
 
 def find_tokenizer() -> Tokenizer:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from freewheel import LLM
-from freewheel.chat import Message, encode_chat
+from freewheel.chat import Message, open_chat
 from freewheel.config import find_model
 from freewheel.engine import Tokenizer
 from freewheel.errors import CheckpointError, RequestError, UnsupportedModel
@@ -57,7 +57,7 @@ def test_a_control_token_spelt_by_a_user_never_becomes_one(
         assert not control & set(ids)
         assert tokenizer.decode(ids) == text
     turns = [Message("user", SPELT)]
-    chat = encode_chat("deepseek_v32", turns, tokenizer.encode_text, tokenizer.token_id)
+    chat = open_chat(folder, "deepseek_v32", tokenizer).prompt(turns).ids
     assert sum(token in control for token in chat) == 4  # begin, user, assistant, no thinking
     assert control & set(tokenizer.encode_prompt(SPELT)[1:])
 

@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from freewheel import LLM, SamplingParams
-from freewheel.chat import Message, encode_chat
+from freewheel.chat import Ask, Message, open_chat
+from freewheel.config import find_model
 from tests.server.running import Running
 
 QUESTION = "What is the capital of France?"
@@ -35,8 +36,8 @@ def answer(llm: LLM) -> str:
 
 
 def _answer(llm: LLM, thinking: bool) -> str:
-    encode, token_id = llm.tokenizer.encode_text, llm.tokenizer.token_id
-    ids = encode_chat(llm.spec.family, [Message("user", QUESTION)], encode, token_id, thinking)
+    chat = open_chat(find_model("demo"), llm.spec.family, llm.tokenizer)
+    ids = chat.prompt([Message("user", QUESTION)], Ask(thinking=thinking)).ids
     return llm.generate(ids, SamplingParams(temperature=0, max_tokens=24))[0].text
 
 

@@ -14,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
+from freewheel.chat import open_chat
 from freewheel.config import EngineConfig, find_model
 from freewheel.engine import Load, Tokenizer
 from freewheel.errors import ConfigError
@@ -36,9 +37,11 @@ class Door:
     def __init__(self, **settings: object) -> None:
         chosen = ServerSettings(model_name="demo", **settings)  # pyright: ignore[reportArgumentType]
         self.link = Link(EngineConfig(model="demo"), chosen)
+        folder = find_model("demo")
+        tokenizer = Tokenizer(folder)
         self.serving = Serving(
-            family="deepseek_v32",
-            tokenizer=Tokenizer(find_model("demo")),
+            tokenizer=tokenizer,
+            chat=open_chat(folder, "deepseek_v32", tokenizer),
             vocab_size=1024,
             link=self.link,
             settings=chosen,

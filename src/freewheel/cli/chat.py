@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from freewheel import LLM, Chunk, SamplingParams
-from freewheel.chat import NO_THINK, Message, encode_chat
+from freewheel.chat import NO_THINK, Ask, Chat, Message, Prompt, open_chat
 from freewheel.cli import options as o
 from freewheel.cli.generate import answer_object, summary
 from freewheel.cli.terminal import (
@@ -77,32 +77,39 @@ def chat(
         prefill_batch=1,
         guard=json,
     )
-    _check_encoding(options)
-    llm = open_llm(**asdict(options))
-    _converse(llm, [Message("system", system)] if system else [], params, thinking, json)
+    encoding = _encoding(options)
+    try:
+        llm = open_llm(**asdict(options))
+        turns = [Message("system", system)] if system else []
+        _converse(llm, encoding, turns, params, thinking, json)
+    finally:
+        encoding.close()
 
 
 def _converse(
-    llm: LLM, turns: list[Message], params: SamplingParams, thinking: bool, json: bool
+    llm: LLM,
+    encoding: Chat,
+    turns: list[Message],
+    params: SamplingParams,
+    thinking: bool,
+    json: bool,
 ) -> None:
     for line in _questions():
         asked = [*turns, Message("user", line)]
-        prompt = _encode(llm.spec.family, asked, llm.tokenizer, thinking)
-        if len(prompt) >= llm.context_len:
-            _refuse(len(prompt), llm.context_len, json)
+        prompt = encoding.prompt(asked, Ask(thinking=thinking))
+        if len(prompt.ids) >= llm.context_len:
+            _refuse(len(prompt.ids), llm.context_len, json)
             continue
-        chunks = _answer(llm, prompt, params, thinking, json)
-        turns = [*asked, Message("assistant", _said(llm, chunks, thinking))]
+        chunks = _answer(llm, prompt, params, json)
+        turns = [*asked, Message("assistant", _said(llm, chunks, prompt))]
 
 
-def _check_encoding(options: EngineConfig) -> None:
-    """Raise UnsupportedModel, before weights are read, if the model cannot be talked to."""
-    found, tokenizer = survey(options), Tokenizer(find_model(options.model))
-    _encode(found.spec.family, [Message("user", "")], tokenizer, thinking=False)
-
-
-def _encode(family: str, turns: list[Message], tokenizer: Tokenizer, thinking: bool) -> list[int]:
-    return encode_chat(family, turns, tokenizer.encode_text, tokenizer.token_id, thinking)
+def _encoding(options: EngineConfig) -> Chat:
+    """How to talk to the model. Raises UnsupportedModel, before weights are read, if nobody can."""
+    folder = find_model(options.model)
+    found = open_chat(folder, survey(options).spec.family, Tokenizer(folder))
+    found.prompt([Message("user", "hello")])
+    return found
 
 
 def _refuse(tokens: int, context_len: int, json: bool) -> None:
@@ -131,12 +138,12 @@ def _questions() -> Iterator[str]:
         yield line
 
 
-def _answer(
-    llm: LLM, prompt: list[int], params: SamplingParams, thinking: bool, json: bool
-) -> list[Chunk]:
+def _answer(llm: LLM, prompt: Prompt, params: SamplingParams, json: bool) -> list[Chunk]:
     chunks: list[Chunk] = []
-    end = llm.tokenizer.token_id(NO_THINK)
-    for chunk in llm.stream(prompt, params):
+    end, thinking = prompt.end_of_thought, prompt.end_of_thought is not None
+    for chunk in llm.stream(prompt.ids, params):
+        if not chunks and prompt.start_of_thought is not None:
+            thinking = chunk.token_ids[:1] == (prompt.start_of_thought,)
         chunks.append(chunk)
         ends = thinking and end in chunk.token_ids
         if not json:
@@ -164,10 +171,10 @@ def _thought_pieces(chunk: Chunk, ends: bool) -> int:
     return next(marked, 0)
 
 
-def _said(llm: LLM, chunks: list[Chunk], thinking: bool) -> str:
+def _said(llm: LLM, chunks: list[Chunk], prompt: Prompt) -> str:
     """What later turns are told of an answer: not the thoughts before it."""
-    if not thinking:
-        return "".join(chunk.text for chunk in chunks)
     ids = [token for chunk in chunks for token in chunk.token_ids]
-    end = llm.tokenizer.token_id(NO_THINK)
+    start, end = prompt.start_of_thought, prompt.end_of_thought
+    if end is None or (start is not None and ids[:1] != [start]):
+        return "".join(chunk.text for chunk in chunks)
     return llm.tokenizer.decode(ids[ids.index(end) + 1 :]) if end in ids else ""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,16 +37,27 @@ class Reading:
 class Reader:
     """The text of one request: joined, it is what `LLM.stream` gives.
 
-    `end_of_thought`: the token behind which the answer begins, if the prompt opened thinking. It
-    has no text. Stop strings are looked for in thoughts and in the answer, each by itself.
+    `end_of_thought`: the token behind which the answer begins, if the prompt opened thinking, or if
+    the answer may open it with `start_of_thought`. Neither has text. Stop strings are looked for in
+    thoughts and in the answer, each by itself. `shown`: special tokens whose text is kept whatever
+    the request says of special tokens, because markup is made of them.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, end_of_thought: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        end_of_thought: int | None = None,
+        start_of_thought: int | None = None,
+        shown: Set[int] = frozenset(),
     ) -> None:
-        self._decode = partial(tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
+        if shown and params.skip_special_tokens:
+            self._decode = partial(tokenizer.decode_with, shown)
+        else:
+            self._decode = partial(tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
         self._params = params
         self._mark = end_of_thought
+        self._opening = start_of_thought
         self._count = 0  # output tokens so far
         self._base = 0  # of them, those before the present stretch of text
         self._text = self._new_text()
@@ -59,6 +70,8 @@ class Reader:
         """Add tokens, the first `accepted` of which were drafts. A stop token has no text."""
         drafts = range(self._count, self._count + accepted)
         body = list(tokens[:-1] if finish is FinishReason.STOP else tokens)
+        lead = self._opened(body) if self._opening is not None and body else 0
+        body = body[lead:]
         thought: Pieces = ()
         if self._mark in body:  # not if it is None
             place = body.index(self._mark)
@@ -66,15 +79,25 @@ class Reader:
             thought = self._pieces(delta, drafts)
             if delta.stopped:
                 return self._reading(tokens, drafts, finish, delta, thought, ())
-            self._base = self._count + place + 1
+            self._base = self._count + lead + place + 1
             self.thought_tokens = self._base
             self._mark, self._text, body = None, self._new_text(), body[place + 1 :]
         delta = self._feed(body, ends=finish is not None)
         if self._mark is not None:
-            self.thought_tokens = delta.tokens_used
+            self.thought_tokens = self._base + delta.tokens_used
             return self._reading(tokens, drafts, finish, delta, self._pieces(delta, drafts), ())
         said = self._pieces(delta, drafts)
         return self._reading(tokens, drafts, finish, delta, thought, said)
+
+    def _opened(self, body: list[int]) -> int:
+        """How many of the first tokens open thinking: one or none."""
+        opens = body[0] == self._opening
+        self._opening = None
+        if not opens:
+            self._mark = None
+            return 0
+        self._base += 1
+        return 1
 
     def _feed(self, body: list[int], ends: bool) -> TextDelta:
         delta = self._text.push(body)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,19 @@ class Tokenizer:
         added = found.get("added_tokens") or ()
         self._control = {str(token["content"]): int(token["id"]) for token in added}
         self._plain = _make(path, _without_control_tokens(found))
+        added = found.get("added_tokens") or ()
+        self._control = {str(token["content"]): int(token["id"]) for token in added}
+        self._special = frozenset(token.get("id") for token in added if token.get("special"))
 
     @property
     def size(self) -> int:
         """One more than the largest token id known, special ones included."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Every added token, special or not: how it is spelt, and its id."""
+        return self._control
 
     def encode_prompt(self, text: str) -> list[int]:
         """A whole prompt as its author wrote it: control tokens count, a begin token is added.
@@ -70,6 +78,11 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`; incomplete characters come out as U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def decode_with(self, shown: Set[int], ids: Sequence[int]) -> str:
+        """The text of `ids`, of special tokens only that of those `shown`."""
+        kept = [token for token in ids if token in shown or token not in self._special]
+        return self._tokenizer.decode(kept, skip_special_tokens=False)
 
 
 def _read(path: Path) -> dict[str, Any]:

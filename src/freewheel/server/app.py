@@ -55,6 +55,7 @@ def build_app(serving: Serving, admin: AdminSocket | None = None) -> FastAPI:
         async with listening_to_operator(serving, admin):
             yield
         await serving.link.stop()
+        serving.close()
 
     # Its interactive pages load scripts from elsewhere; the document itself is enough.
     app = FastAPI(

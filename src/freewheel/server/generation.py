@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from freewheel.chat import CallBegun, CallDelta, Content, Event, Parser, values_of
 from freewheel.engine import Logprobs, Reader, Reading, Tokenizer
 from freewheel.server.failures import ApiError
 from freewheel.server.link import Link
@@ -21,6 +24,57 @@ ABNORMAL = ("abort", "error")
 """Ends that nobody here asked for."""
 
 
+@dataclass(frozen=True)
+class Talk:
+    """A prompt that asks for the next turn, and how the answer is read.
+
+    `start_of_thought` and `end_of_thought` as `Reader` takes them. `parser` makes what reads tool
+    calls, if there may be any; `shown`: the control tokens that they are made of.
+    """
+
+    ids: list[int]
+    end_of_thought: int | None = None
+    start_of_thought: int | None = None
+    parser: Callable[[], Parser | None] = lambda: None
+    shown: frozenset[int] = frozenset()
+
+
+def _key() -> str:
+    return secrets.token_hex(12)
+
+
+@dataclass(eq=False)
+class Said:
+    """A stretch of text so far. `key`: what makes its id unlike any other's."""
+
+    key: str = field(default_factory=_key)
+    parts: list[str] = field(default_factory=list[str])
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of a tool so far."""
+
+    name: str
+    key: str = field(default_factory=_key)
+    parts: list[str] = field(default_factory=list[str])
+    whole: bool = False
+
+    @property
+    def arguments(self) -> str:
+        """JSON text of an object, its beginning if the call is not whole."""
+        return "".join(self.parts)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The arguments that are whole."""
+        return values_of(self.arguments)
+
+
 @dataclass(eq=False)
 class Choice:
     """One answer so far."""
@@ -29,7 +83,10 @@ class Choice:
     prompt: list[int]
     ticket: Ticket
     reader: Reader
-    said: list[str] = field(default_factory=list[str])
+    parser: Parser | None = None
+    blocks: list[Said | Call] = field(default_factory=list["Said | Call"])
+    """Text and calls, in the order in which they came."""
+    calls: list[Call] = field(default_factory=list[Call])
     thought: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
@@ -42,19 +99,73 @@ class Choice:
 
     @property
     def text(self) -> str:
-        return "".join(self.said)
+        return "".join(one.text for one in self.blocks if isinstance(one, Said))
 
     @property
     def thoughts(self) -> str:
         return "".join(self.thought)
 
-    def add(self, reading: Reading) -> None:
-        self.said += [piece.text for piece in reading.said]
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended, in OpenAI's words: whole calls count before the end they brought."""
+        if self.finish is FinishReason.STOP and any(call.whole for call in self.calls):
+            return "tool_calls"
+        return self.finish
+
+    def add(self, reading: Reading) -> Told:
+        """What a reading brings, its markup read."""
+        told, before = self._told(reading), len(self.blocks)
+        for event in told.events:
+            if isinstance(event, Content):
+                self._say(event.text)
+            elif isinstance(event, CallBegun):
+                self.calls.append(Call(event.name))
+                self.blocks.append(self.calls[-1])
+            elif isinstance(event, CallDelta):
+                self.calls[event.index].parts.append(event.text)
+            else:
+                self.calls[event.index].whole = True
         self.thought += [piece.text for piece in reading.thought]
         self.token_ids += reading.token_ids
         self.accepted += reading.accepted
         self.finish = reading.finish
         self.stopped_by = reading.stopped_by
+        if self.parser is not None and self.parser.full:
+            self.finish = self.finish or FinishReason.STOP
+        return replace(told, begun=len(self.blocks) - before)
+
+    def _say(self, text: str) -> None:
+        last = self.blocks[-1] if self.blocks else None
+        if not isinstance(last, Said):
+            last = Said()
+            self.blocks.append(last)
+        last.parts.append(text)
+
+    def _told(self, reading: Reading) -> Told:
+        """Text held back as possible markup comes with the piece that shows that it is none."""
+        told = Told()
+        for piece in reading.said:
+            events = [Content(piece.text)] if self.parser is None else self.parser.push(piece.text)
+            told.add(events, piece.accepted)
+        if reading.finish is not None and self.parser is not None:
+            told.add(self.parser.finish(), False)
+        return told
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a reading says once markup is told from text.
+
+    `pieces`: the text, and whether it was a draft. `begun`: blocks that begin with it.
+    """
+
+    begun: int = 0
+    events: list[Event] = field(default_factory=list[Event])
+    pieces: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
+
+    def add(self, events: Sequence[Event], accepted: bool) -> None:
+        self.events.extend(events)
+        self.pieces.extend((one.text, accepted) for one in events if isinstance(one, Content))
 
 
 @dataclass(frozen=True)
@@ -63,11 +174,12 @@ class Part:
 
     choice: Choice
     reading: Reading
+    told: Told
     logprobs: tuple[Logprobs, ...] = ()
 
     @property
     def said(self) -> str:
-        return "".join(piece.text for piece in self.reading.said)
+        return "".join(text for text, _ in self.told.pieces)
 
     @property
     def thought(self) -> str:
@@ -76,7 +188,7 @@ class Part:
     @property
     def said_pieces(self) -> list[tuple[str, bool]]:
         """The answer's text with its origin: was it a draft?"""
-        return [(piece.text, piece.accepted) for piece in self.reading.said]
+        return self.told.pieces
 
     @property
     def thought_pieces(self) -> list[tuple[str, bool]]:
@@ -104,10 +216,9 @@ class Generation:
         self,
         link: Link,
         tokenizer: Tokenizer,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[Talk],
         params: SamplingParams,
         n: int = 1,
-        end_of_thought: int | None = None,
         structure: Structure | None = None,
         *,
         cache_salt: str = "",
@@ -115,19 +226,20 @@ class Generation:
     ) -> None:
         """Raises ApiError: 503 without an engine, 429 if there is too much to do."""
         link.check_ready()
-        link.ledger.admit(n * sum(map(len, prompts)), n * len(prompts))
+        self._prompt_tokens = sum(len(talk.ids) for talk in prompts)
+        link.ledger.admit(n * self._prompt_tokens, n * len(prompts))
         self._link, self._structure, self._n = link, structure, n
         self._events: Events = asyncio.Queue()
-        self._prompt_tokens = sum(map(len, prompts))
         self.choices: list[Choice] = []
         self._by_id: dict[str, Choice] = {}
         self._first: Part | None = None
-        for prompt in prompts:
+        for talk in prompts:
             for copy in range(n):
                 own = for_choice(params, copy)
-                ticket = link.open(prompt, own, self._events, cache_salt, priority)
-                reader = Reader(tokenizer, own, end_of_thought)
-                choice = Choice(len(self.choices), prompt, ticket, reader)
+                ticket = link.open(talk.ids, own, self._events, cache_salt, priority)
+                thought = (talk.end_of_thought, talk.start_of_thought)
+                reader = Reader(tokenizer, own, *thought, talk.shown)
+                choice = Choice(len(self.choices), talk.ids, ticket, reader, talk.parser())
                 self.choices.append(choice)
                 self._by_id[ticket.id] = choice
 
@@ -203,11 +315,11 @@ class Generation:
             )
         finish = None if step.finish is None else FinishReason(step.finish)
         reading = choice.reader.push(step.tokens, step.accepted, finish)
-        choice.add(reading)
+        told = choice.add(reading)
         logprobs = (step.logprobs or ())[: len(reading.token_ids)]
         choice.logprobs += logprobs
         if step.prompt_logprobs is not None:
             choice.prompt_logprobs = step.prompt_logprobs
-        if reading.cut:
+        if choice.finish is not None and finish is None:
             self._link.close([choice.ticket], FinishReason.STOP)
-        return Part(choice, reading, logprobs)
+        return Part(choice, reading, told, logprobs)

@@ -9,13 +9,15 @@ import signal
 import sys
 import time
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
+from freewheel.chat import Chat, open_chat
 from freewheel.config import EngineConfig, find_model
 from freewheel.engine import Tokenizer, survey
-from freewheel.errors import ConfigError, FreewheelError
+from freewheel.errors import ConfigError, FreewheelError, UnsupportedModel
 from freewheel.server.admin import AdminSocket, open_admin_socket
 from freewheel.server.app import build_app
 from freewheel.server.gate import Gate
@@ -49,8 +51,8 @@ def _serve(link: Link, spec: ModelSpec, tokenizer: Tokenizer, admin: AdminSocket
     metrics = ServerMetrics(settings.metrics_prefix, settings.model_name)
     metrics.watch(link)
     serving = Serving(
-        family=spec.family,
         tokenizer=tokenizer,
+        chat=_chat(find_model(link.config.model), spec.family, tokenizer),
         vocab_size=spec.vocab_size,
         link=link,
         settings=settings,
@@ -89,6 +91,15 @@ def _serve(link: Link, spec: ModelSpec, tokenizer: Tokenizer, admin: AdminSocket
         raise FreewheelError(link.unfit)
     if not server.started:
         raise FreewheelError(f"port: cannot listen on {settings.host}:{settings.port}")
+
+
+def _chat(folder: Path, family: str, tokenizer: Tokenizer) -> Chat | UnsupportedModel:
+    """How the model is talked to, or why it cannot be: completions work all the same."""
+    try:
+        return open_chat(folder, family, tokenizer)
+    except UnsupportedModel as error:
+        log.warning("%s", error)
+        return error
 
 
 def check_port(host: str, port: int) -> None:

@@ -7,15 +7,16 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
-from freewheel.chat import NO_THINK, Message, encode_chat
+from freewheel.chat import Ask, Chat, Message
 from freewheel.engine import Tokenizer
 from freewheel.errors import RequestError, UnsupportedModel
 from freewheel.server.failures import ApiError, not_ready, too_long
-from freewheel.server.generation import Generation
+from freewheel.server.generation import Generation, Talk
 from freewheel.server.link import Link
 from freewheel.server.metrics import ServerMetrics
 from freewheel.server.recent import Recent
@@ -23,6 +24,7 @@ from freewheel.server.scores import Spelling
 from freewheel.server.settings import ServerSettings
 from freewheel.server.structure import Structure
 from freewheel.server.tickets import Ticket
+from freewheel.server.tools import Calling
 from freewheel.server.wire import Step
 from freewheel.spec import FinishReason, SamplingParams
 
@@ -30,20 +32,12 @@ LONG_TEXT = 1 << 14
 """Characters from which on a text is encoded in a thread: others must not wait for it."""
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """A prompt that asks for the next turn. `end_of_thought` is set if it opens thinking."""
-
-    ids: list[int]
-    end_of_thought: int | None
-
-
 @dataclass
 class Serving:
     """One model, served. `draining`: no new requests; `ending`: nor ever again."""
 
-    family: str
     tokenizer: Tokenizer
+    chat: Chat | UnsupportedModel
     vocab_size: int
     link: Link
     settings: ServerSettings
@@ -95,17 +89,34 @@ class Serving:
         except RequestError as error:
             raise ApiError(400, str(error), param=param) from error
 
-    async def converse(self, messages: Sequence[Message], thinking: bool) -> Conversation:
+    async def converse(
+        self, messages: Sequence[Message], ask: Ask, calling: Calling, param: str = "messages"
+    ) -> Talk:
         """The prompt for the next turn. Raises ApiError 400 if the model has no such encoding."""
-        arguments = (self.family, messages, self.tokenizer.encode_text, self.tokenizer.token_id)
+        if isinstance(self.chat, UnsupportedModel):
+            raise ApiError(400, str(self.chat), param=param, code="unsupported")
+        chat = self.chat
         try:
-            if sum(len(message.content) for message in messages) < LONG_TEXT:
-                ids = encode_chat(*arguments, thinking)
+            if chat.in_process and sum(len(one.content) for one in messages) < LONG_TEXT:
+                prompt = chat.prompt(messages, ask)
             else:
-                ids = await asyncio.to_thread(encode_chat, *arguments, thinking)
-        except (RequestError, UnsupportedModel) as error:
-            raise ApiError(400, str(error), param="messages") from error
-        return Conversation(ids, self.tokenizer.token_id(NO_THINK) if thinking else None)
+                prompt = await asyncio.to_thread(chat.prompt, messages, ask)
+        except RequestError as error:
+            field = param if error.field in ("messages", "prompt") else error.field
+            message = str(error).removeprefix(f"{error.field}: ")
+            raise ApiError(400, f"{field}: {message}", param=field) from error
+        except UnsupportedModel as error:
+            raise ApiError(400, str(error), param=param, code="unsupported") from error
+        thought = (prompt.end_of_thought, prompt.start_of_thought)
+        if not calling.offered:
+            return Talk(prompt.ids, *thought)
+        parser = partial(chat.parser, calling.offered, calling.at_most)
+        return Talk(prompt.ids, *thought, parser, chat.markup_ids)
+
+    def close(self) -> None:
+        """End what was started beside the engine."""
+        if isinstance(self.chat, Chat):
+            self.chat.close()
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raise ApiError 400 for an id that the model does not have."""
@@ -137,16 +148,15 @@ class Serving:
 
     def generate(
         self,
-        prompts: Sequence[list[int]],
+        prompts: Sequence[Talk],
         params: SamplingParams,
         n: int = 1,
-        end_of_thought: int | None = None,
         structure: Structure | None = None,
         cache_salt: str | None = None,
         priority: int | None = None,
     ) -> Generation:
         """Begin. Raises ApiError 429 and 503."""
-        given = (prompts, params, n, end_of_thought, structure)
+        given = (prompts, params, n, structure)
         salt, rank = cache_salt or "", priority or 0
         try:
             return Generation(self.link, self.tokenizer, *given, cache_salt=salt, priority=rank)

@@ -10,16 +10,27 @@ from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from freewheel.chat import Message
+from freewheel.chat import Ask, Message, ToolCall
+from freewheel.server.calls import call_deltas, call_objects
 from freewheel.server.failures import ApiError
 from freewheel.server.generation import Choice, Generation, Part
 from freewheel.server.respond import Streamed, Whole, event
 from freewheel.server.routes.shapes import new_id, now, usage_object
-from freewheel.server.sampling import sampling_params, unsupported
+from freewheel.server.sampling import sampling_params
 from freewheel.server.schema import Choices, Count, ShortText, Strict, Text
 from freewheel.server.scores import chat_logprobs, prompt_object
 from freewheel.server.serving import Served, Serving
-from freewheel.server.structure import ResponseFormat, structure_of
+from freewheel.server.structure import ResponseFormat, structure_of, structure_of_calls
+from freewheel.server.tools import (
+    MAX_CALLS,
+    MAX_TOOLS,
+    CalledTool,
+    Calling,
+    FunctionTool,
+    NamedTool,
+    calling_of,
+    choice_of,
+)
 
 router = APIRouter()
 
@@ -39,28 +50,66 @@ Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
 class ChatMessage(Strict):
     """One turn. What an answer brought may be sent back as it came.
 
-    The model's encoding leaves thoughts of earlier turns out, so `reasoning_content` is not read.
+    Which thoughts of earlier turns the model sees is its encoding's business. `tool_call_id` goes
+    with role `tool`, calls and thoughts with `assistant`.
     """
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
     name: ShortText | None = None
     reasoning_content: Text | None = None
+    reasoning: Text | None = None
     refusal: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: Annotated[list[CalledTool], Field(max_length=MAX_CALLS)] | None = None
+    tool_call_id: ShortText | None = None
 
 
 class TemplateSettings(Strict):
-    """Whether the model thinks first; both names are in use."""
+    """Whether the model thinks first; both names are in use.
+
+    `clear_thinking` false keeps thoughts of earlier turns, where the model's template has a choice.
+    """
 
     thinking: bool | None = None
     enable_thinking: bool | None = None
+    clear_thinking: bool | None = None
 
 
-class ChatRequest(Choices):
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class Talked(Strict):
+    """What a prompt is made of besides its messages."""
+
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: TemplateSettings | None = None
+
+    def calling(self) -> Calling:
+        """The tools. Raises ApiError 400."""
+        functions = [tool.function for tool in self.tools or []]
+        return calling_of(functions, choice_of(self.tool_choice), self.parallel_tool_calls)
+
+    def ask(self, calling: Calling) -> Ask:
+        """What the encoding is asked for. Thinking is off unless asked for."""
+        settings = self.chat_template_kwargs or TemplateSettings()
+        effort = None if self.reasoning_effort == "none" else self.reasoning_effort
+        said = [one for one in (settings.thinking, settings.enable_thinking) if one is not None]
+        clear = settings.clear_thinking
+        return Ask(
+            thinking=said[0] if said else effort is not None,
+            effort=effort,
+            tools=calling.offered,
+            keep_thoughts=None if clear is None else not clear,
+        )
+
+
+class ChatRequest(Choices, Talked):
     """`max_completion_tokens` is OpenAI's new name for `max_tokens`; None runs to the end."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -69,11 +118,6 @@ class ChatRequest(Choices):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    chat_template_kwargs: TemplateSettings | None = None
     store: Literal[False] | None = None
     tags: Annotated[dict[ShortText, ShortText], Field(max_length=16)] | None = Field(
         default=None, alias="metadata"
@@ -86,51 +130,59 @@ class ChatRequest(Choices):
 async def chat_completions(body: ChatRequest, serving: Served) -> Response:
     """The next turn of a conversation, `n` times."""
     model = serving.check_model(body.model)
-    _check_supported(body)
+    calling = body.calling()
     limit = body.max_completion_tokens
     if limit is not None and body.max_tokens not in (None, limit):
         raise ApiError(400, "max_tokens: contradicts max_completion_tokens", param="max_tokens")
     limit = body.max_tokens if limit is None else limit
     structure = structure_of(body.structured_outputs, body.response_format)
+    structure = structure_of_calls(calling, structure)
     params = sampling_params(body, limit, {"logprobs": _logprobs(body)}, structure)
-    prompt = await serving.converse(as_messages(body.messages), _thinks(body))
+    talk = await serving.converse(as_messages(body.messages), body.ask(calling), calling)
     field_name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
-    serving.check_room(prompt.ids, limit, f"messages {field_name}")
+    serving.check_room(talk.ids, limit, f"messages {field_name}")
     head = {"id": new_id("chatcmpl"), "created": now(), "model": model}
-    generation = serving.generate(
-        [prompt.ids],
-        params,
-        body.n or 1,
-        prompt.end_of_thought,
-        structure,
-        body.cache_salt,
-        body.priority,
-    )
-    writer = _Writer(head, body, generation, serving, prompt.ids)
+    asked = (params, body.n or 1, structure, body.cache_salt, body.priority)
+    generation = serving.generate([talk], *asked)
+    writer = _Writer(head, body, generation, serving, talk.ids)
     if body.stream:
         return Streamed(generation, writer.events())
     return Whole(generation, writer.whole)
 
 
 def as_messages(turns: Sequence[ChatMessage]) -> list[Message]:
-    """The turns as the encoding takes them."""
-    return [
-        Message("system" if turn.role == "developer" else turn.role, plain(turn.content))
-        for turn in turns
-    ]
+    """The turns as the encoding takes them. Raises ApiError 400 for a field in a wrong turn."""
+    return [_message(turn, f"messages.{place}") for place, turn in enumerate(turns)]
+
+
+def _message(turn: ChatMessage, where: str) -> Message:
+    answered = turn.role == "assistant"
+    thoughts = turn.reasoning_content if turn.reasoning is None else turn.reasoning
+    wrong = {
+        "tool_calls": bool(turn.tool_calls) and not answered,
+        "reasoning_content": thoughts is not None and not answered,
+        "tool_call_id": (turn.tool_call_id is None) == (turn.role == "tool"),
+        "content": turn.content is None and not (answered and turn.tool_calls),
+    }
+    for field_name, is_wrong in wrong.items():
+        if is_wrong:
+            message = f"{where}.{field_name}: missing, or not for a turn of role {turn.role}"
+            raise ApiError(400, message, param="messages", code="invalid_value")
+    return Message(
+        "system" if turn.role == "developer" else turn.role,
+        "" if turn.content is None else plain(turn.content),
+        thoughts,
+        tuple(
+            ToolCall(call.id, call.function.name, call.function.arguments)
+            for call in turn.tool_calls or ()
+        ),
+        turn.tool_call_id,
+    )
 
 
 def plain(content: str | Sequence[TextPart]) -> str:
     """The text of a content, whichever way it was sent."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-def _check_supported(body: ChatRequest) -> None:
-    """Raise ApiError 400 for what OpenAI's endpoint has and this one has not."""
-    if body.tools and body.tool_choice != "none":
-        raise unsupported("tools")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise unsupported("tool_choice")
 
 
 def _logprobs(body: ChatRequest) -> int | None:
@@ -140,16 +192,6 @@ def _logprobs(body: ChatRequest) -> int | None:
     if body.top_logprobs:
         raise ApiError(400, "top_logprobs: needs logprobs: true", param="top_logprobs")
     return None
-
-
-def _thinks(body: ChatRequest) -> bool:
-    """Off unless asked for. The model has one way of thinking, so every effort but none is it."""
-    settings = body.chat_template_kwargs
-    if settings is not None:
-        for value in (settings.thinking, settings.enable_thinking):
-            if value is not None:
-                return value
-    return body.reasoning_effort not in (None, "none")
 
 
 class _Writer:
@@ -201,12 +243,14 @@ class _Writer:
     def _choice(self, choice: Choice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.thought:
-            message["reasoning_content"] = choice.thoughts
+            message |= _thoughts(choice.thoughts)
+        if choice.calls:
+            message |= {"content": choice.text or None, "tool_calls": call_objects(choice)}
         found: dict[str, Any] = {
             "index": choice.index,
             "message": message,
             "logprobs": chat_logprobs(self._spelling, choice.logprobs),
-            "finish_reason": choice.finish,
+            "finish_reason": choice.finish_reason,
             "stop_reason": choice.stopped_by,
         }
         if self._body.return_token_ids:
@@ -216,14 +260,17 @@ class _Writer:
     def _delta(self, part: Part) -> dict[str, Any]:
         delta: dict[str, Any] = {}
         if part.thought:
-            delta["reasoning_content"] = part.thought
+            delta |= _thoughts(part.thought)
         if part.said:
             delta["content"] = part.said
+        calls = call_deltas(part)
+        if calls:
+            delta["tool_calls"] = calls
         found: dict[str, Any] = {
             "index": part.choice.index,
             "delta": delta,
             "logprobs": chat_logprobs(self._spelling, part.logprobs),
-            "finish_reason": part.reading.finish,
+            "finish_reason": part.choice.finish_reason,
             "stop_reason": part.reading.stopped_by,
         }
         if self._body.return_token_ids:
@@ -232,3 +279,8 @@ class _Writer:
             found["pieces"] = part.said_pieces
             found["reasoning_pieces"] = part.thought_pieces
         return found
+
+
+def _thoughts(text: str) -> dict[str, str]:
+    """Both names are in use."""
+    return {"reasoning_content": text, "reasoning": text}

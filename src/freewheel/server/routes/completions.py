@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from freewheel.engine import Logprobs
 from freewheel.server.failures import ApiError
-from freewheel.server.generation import Choice, Generation, Part
+from freewheel.server.generation import Choice, Generation, Part, Talk
 from freewheel.server.respond import Streamed, Whole, event, json_response
 from freewheel.server.routes.shapes import new_id, now, usage_object
 from freewheel.server.sampling import sampling_params, unsupported
@@ -75,12 +75,12 @@ async def completions(body: CompletionRequest, serving: Served) -> Response:
     if max_tokens == 0 and params.prompt_logprobs is None:
         return json_response(head | _echo_only(prompts, body.n or 1))
     generation = serving.generate(
-        prompts.ids,
+        [Talk(ids) for ids in prompts.ids],
         params,
         body.n or 1,
-        structure=structure,
-        cache_salt=body.cache_salt,
-        priority=body.priority,
+        structure,
+        body.cache_salt,
+        body.priority,
     )
     writer = _Writer(head, body, generation, serving, prompts)
     if body.stream:

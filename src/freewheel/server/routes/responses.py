@@ -3,22 +3,31 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
 
-from freewheel.chat import Message
-from freewheel.server.generation import Generation
+from freewheel.chat import Ask, CallBegun, CallDelta, Content, Event, Message, ToolCall
+from freewheel.server.generation import Call, Generation, Said
 from freewheel.server.respond import Streamed, Whole, event
 from freewheel.server.routes.chat import MAX_MESSAGES
+from freewheel.server.routes.items import Block, Thoughts, id_of, item_of, text_part
 from freewheel.server.routes.shapes import new_id, now
 from freewheel.server.sampling import sampling_params
 from freewheel.server.schema import Count, Priority, Sampling, ShortText, Strict, Text
 from freewheel.server.serving import Served
-from freewheel.server.structure import structure_of_format
+from freewheel.server.structure import structure_of_calls, structure_of_format
+from freewheel.server.tools import (
+    MAX_TOOLS,
+    Calling,
+    Function,
+    ToolName,
+    calling_of,
+)
 
 router = APIRouter()
 
@@ -40,8 +49,61 @@ class InputMessage(Strict):
     status: Literal["completed", "incomplete", "in_progress"] | None = None
 
 
+class CallItem(Strict):
+    """A call of an earlier answer, sent back."""
+
+    type: Literal["function_call"]
+    call_id: ShortText
+    name: ToolName
+    arguments: Text
+    id: ShortText | None = None
+    status: Literal["completed", "incomplete", "in_progress"] | None = None
+
+
+class ResultItem(Strict):
+    """What a call brought."""
+
+    type: Literal["function_call_output"]
+    call_id: ShortText
+    output: Text | Annotated[list[InputText], Field(min_length=1, max_length=1024)]
+    id: ShortText | None = None
+    status: Literal["completed", "incomplete", "in_progress"] | None = None
+
+
+class ThoughtText(Strict):
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class ThoughtItem(Strict):
+    """Thoughts of an earlier answer, sent back. The model's encoding says which it keeps."""
+
+    type: Literal["reasoning"]
+    id: ShortText | None = None
+    summary: Annotated[list[Any], Field(max_length=0)] | None = None
+    content: Annotated[list[ThoughtText], Field(max_length=1024)] | None = None
+    encrypted_content: None = None
+    status: Literal["completed", "incomplete", "in_progress"] | None = None
+
+
+Item = InputMessage | CallItem | ResultItem | ThoughtItem
+
+
+class ResponsesTool(Function):
+    """A function, named without a level of its own."""
+
+    type: Literal["function"]
+
+
+class NamedItem(Strict):
+    """A choice of one tool."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
 class Reasoning(Strict):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: None = None
 
 
@@ -61,7 +123,7 @@ class ResponsesRequest(Strict):
     """`store` must not be true, and nothing that a store would remember can be named."""
 
     model: ShortText | None = None
-    input: Text | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: Text | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -73,8 +135,8 @@ class ResponsesRequest(Strict):
     conversation: None = None
     reasoning: Reasoning | None = None
     text: TextSettings | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedItem | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["disabled"] | None = None
     user: ShortText | None = None
@@ -94,20 +156,17 @@ async def responses(body: ResponsesRequest, serving: Served) -> Response:
     if body.text is not None and body.text.format is not None:
         wanted = body.text.format
         structure = structure_of_format(wanted.type, wanted.schema_, "text.format")
+    calling = _calling(body)
+    structure = structure_of_calls(calling, structure)
     asked = Sampling(temperature=body.temperature, top_p=body.top_p)
     params = sampling_params(asked, body.max_output_tokens, structure=structure)
     effort = None if body.reasoning is None else body.reasoning.effort
-    prompt = await serving.converse(_turns(body), effort not in (None, "none"))
-    serving.check_room(prompt.ids, body.max_output_tokens, "input max_output_tokens")
-    generation = serving.generate(
-        [prompt.ids],
-        params,
-        1,
-        prompt.end_of_thought,
-        structure,
-        body.cache_salt,
-        body.priority,
-    )
+    effort = None if effort == "none" else effort
+    ask = Ask(thinking=effort is not None, effort=effort, tools=calling.offered)
+    talk = await serving.converse(_turns(body), ask, calling, "input")
+    serving.check_room(talk.ids, body.max_output_tokens, "input max_output_tokens")
+    asked = (params, 1, structure, body.cache_salt, body.priority)
+    generation = serving.generate([talk], *asked)
     writer = _Writer(model, body, generation)
     if body.stream:
         return Streamed(generation, writer.events())
@@ -118,11 +177,45 @@ def _turns(body: ResponsesRequest) -> list[Message]:
     system = [] if body.instructions is None else [Message("system", body.instructions)]
     if isinstance(body.input, str):
         return [*system, Message("user", body.input)]
-    turns = [
-        Message("system" if one.role == "developer" else one.role, _plain(one.content))
-        for one in body.input
-    ]
-    return [*system, *turns]
+    return [*system, *_joined(body.input)]
+
+
+def _joined(items: Sequence[Item]) -> list[Message]:
+    """Items as turns: an assistant's thoughts, text and calls are one turn, whatever their order
+    among themselves."""
+    turns: list[Message] = []
+    thoughts: str | None = None
+    for item in items:
+        if isinstance(item, ThoughtItem):
+            thoughts = (thoughts or "") + "".join(part.text for part in item.content or ())
+        elif isinstance(item, ResultItem):
+            turns.append(Message("tool", _plain(item.output), call_id=item.call_id))
+        elif isinstance(item, InputMessage) and item.role != "assistant":
+            role = "system" if item.role == "developer" else item.role
+            turns.append(Message(role, _plain(item.content)))
+        else:
+            _answer(turns, item, thoughts)
+            thoughts = None
+    return turns
+
+
+def _answer(turns: list[Message], item: InputMessage | CallItem, thoughts: str | None) -> None:
+    """Add a part of an answer to the turn it belongs to."""
+    text = _plain(item.content) if isinstance(item, InputMessage) else ""
+    calls = ()
+    if isinstance(item, CallItem):
+        calls = (ToolCall(item.call_id, item.name, item.arguments),)
+    last = turns[-1] if turns and turns[-1].role == "assistant" and thoughts is None else None
+    if last is None or (text and last.content):
+        turns.append(Message("assistant", text, thoughts, calls))
+    else:
+        turns[-1] = replace(last, content=last.content + text, calls=last.calls + calls)
+
+
+def _calling(body: ResponsesRequest) -> Calling:
+    choice = body.tool_choice
+    named = f"function:{choice.name}" if isinstance(choice, NamedItem) else choice
+    return calling_of(body.tools or [], named, body.parallel_tool_calls)
 
 
 def _plain(content: str | Sequence[InputText]) -> str:
@@ -135,19 +228,22 @@ class _Writer:
     def __init__(self, model: str, body: ResponsesRequest, generation: Generation) -> None:
         self._model, self._body, self._generation = model, body, generation
         self._id, self._created = new_id("resp"), now()
-        self._message_id, self._thought_id = new_id("msg"), new_id("rs")
+        self._thought = Thoughts(new_id("rs"))
+        self._nothing = Said()
         self._number = -1
+        self._open: Block | None = None
+        self._place = -1
 
     def ended(self) -> dict[str, Any]:
         """The whole response, complete or cut at its limit."""
         (choice,) = self._generation.choices
         cut = choice.finish == "length"
         found = self._object("incomplete" if cut else "completed")
+        blocks: list[Block] = list(choice.blocks or [self._nothing])
         if choice.thought:
-            found["output"].append(self._thought_item(choice.thoughts))
-        found["output"].append(
-            self._message_item(choice.text, "incomplete" if cut else "completed")
-        )
+            self._thought.text = choice.thoughts
+            blocks.insert(0, self._thought)
+        found["output"] = [item_of(one, self._status(one)) for one in blocks]
         if cut:
             found["incomplete_details"] = {"reason": "max_output_tokens"}
         usage = self._generation.usage
@@ -164,73 +260,83 @@ class _Writer:
         begun = self._object("in_progress")
         yield self._event("response.created", response=begun)
         yield self._event("response.in_progress", response=begun)
-        thinking = speaking = False
+        (choice,) = self._generation.choices
         async for part in self._generation.parts():
             if part.thought:
-                if not thinking:
-                    thinking = True
-                    yield self._open_thought()
-                yield self._at(
-                    "response.reasoning_text.delta", 0, self._thought_id, delta=part.thought
-                )
-            if part.said:
-                if not speaking:
-                    yield self._close_thought() if thinking else b""
-                    speaking = True
-                    yield self._open_message(int(thinking))
-                place = int(thinking)
-                yield self._text("response.output_text.delta", place, delta=part.said)
-        if not speaking:
-            yield self._close_thought() if thinking else b""
-            yield self._open_message(int(thinking))
-        yield self._close_message(int(thinking))
+                yield self._turn_to(self._thought)
+                self._thought.text += part.thought
+                yield self._at("response.reasoning_text.delta", delta=part.thought)
+            blocks = iter(choice.blocks[len(choice.blocks) - part.told.begun :])
+            for one in part.told.events:
+                yield self._said(one, blocks)
+        if not choice.blocks:
+            yield self._turn_to(self._nothing)
+        yield self._close()
         found = self.ended()
         yield self._event(f"response.{found['status']}", response=found)
 
-    def _open_thought(self) -> bytes:
-        item = self._thought_item("") | {"content": []}
-        return self._event("response.output_item.added", output_index=0, item=item)
+    def _said(self, one: Event, blocks: Iterator[Said | Call]) -> bytes:
+        """One event of the answer. `blocks`: those that this round began, in their order."""
+        if isinstance(one, CallBegun):
+            return self._turn_to(next(blocks))
+        if isinstance(one, CallDelta):
+            return self._item_event("response.function_call_arguments.delta", delta=one.text)
+        if not isinstance(one, Content):
+            return b""
+        opening = b"" if isinstance(self._open, Said) else self._turn_to(next(blocks))
+        return opening + self._at("response.output_text.delta", delta=one.text, logprobs=[])
 
-    def _close_thought(self) -> bytes:
-        text = self._generation.choices[0].thoughts
-        done = self._at("response.reasoning_text.done", 0, self._thought_id, text=text)
-        item = self._thought_item(text)
-        return done + self._event("response.output_item.done", output_index=0, item=item)
+    def _turn_to(self, block: Block) -> bytes:
+        """Close the item before, if there is one, and open another."""
+        if block is self._open:
+            return b""
+        closing = self._close()
+        self._open, self._place = block, self._place + 1
+        item = item_of(block, "in_progress", empty=True)
+        added = self._event("response.output_item.added", output_index=self._place, item=item)
+        if isinstance(block, Said):
+            added += self._at("response.content_part.added", part=text_part(""))
+        return closing + added
 
-    def _open_message(self, place: int) -> bytes:
-        item = self._message_item("", "in_progress") | {"content": []}
-        added = self._event("response.output_item.added", output_index=place, item=item)
-        return added + self._at(
-            "response.content_part.added", place, self._message_id, part=_part("")
-        )
+    def _close(self) -> bytes:
+        block = self._open
+        if block is None:
+            return b""
+        self._open = None
+        item = item_of(block, self._status(block))
+        done = self._finished(block, item["id"])
+        return done + self._event("response.output_item.done", output_index=self._place, item=item)
 
-    def _close_message(self, place: int) -> bytes:
+    def _finished(self, block: Block, item_id: str) -> bytes:
+        where = {"item_id": item_id, "output_index": self._place}
+        if isinstance(block, Call):
+            kind = "response.function_call_arguments.done"
+            return self._event(kind, **where, name=block.name, arguments=block.arguments)
+        where["content_index"] = 0
+        if isinstance(block, Thoughts):
+            return self._event("response.reasoning_text.done", **where, text=block.text)
+        done = self._event("response.output_text.done", **where, text=block.text, logprobs=[])
+        part = text_part(block.text)
+        return done + self._event("response.content_part.done", **where, part=part)
+
+    def _status(self, block: Block) -> str:
+        """Of an item that has ended: the last one may have been cut."""
         (choice,) = self._generation.choices
-        status = "incomplete" if choice.finish == "length" else "completed"
-        done = self._text("response.output_text.done", place, text=choice.text)
-        part = _part(choice.text)
-        done += self._at("response.content_part.done", place, self._message_id, part=part)
-        item = self._message_item(choice.text, status)
-        return done + self._event("response.output_item.done", output_index=place, item=item)
+        if isinstance(block, Call):
+            return "completed" if block.whole else "incomplete"
+        cut = choice.finish == "length" and (not choice.blocks or block is choice.blocks[-1])
+        return "incomplete" if cut else "completed"
 
-    def _text(self, kind: str, place: int, **fields: Any) -> bytes:
-        return self._at(kind, place, self._message_id, logprobs=[], **fields)
+    def _at(self, kind: str, **fields: Any) -> bytes:
+        return self._item_event(kind, content_index=0, **fields)
 
-    def _at(self, kind: str, place: int, item_id: str, **fields: Any) -> bytes:
-        where = {"item_id": item_id, "output_index": place, "content_index": 0}
-        return self._event(kind, **where, **fields)
+    def _item_event(self, kind: str, **fields: Any) -> bytes:
+        assert self._open is not None
+        return self._event(kind, item_id=id_of(self._open), output_index=self._place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1
         return event({"type": kind, "sequence_number": self._number} | fields, kind)
-
-    def _thought_item(self, text: str) -> dict[str, Any]:
-        content = [{"type": "reasoning_text", "text": text}]
-        return {"id": self._thought_id, "type": "reasoning", "summary": [], "content": content}
-
-    def _message_item(self, text: str, status: str) -> dict[str, Any]:
-        head = {"id": self._message_id, "type": "message", "role": "assistant", "status": status}
-        return head | {"content": [_part(text)]}
 
     def _object(self, status: str) -> dict[str, Any]:
         body = self._body
@@ -246,14 +352,14 @@ class _Writer:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.tags or {},
-            "parallel_tool_calls": bool(body.parallel_tool_calls),
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None},
             "store": False,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": _format(body)},
-            "tool_choice": body.tool_choice or "auto",
-            "tools": [],
+            "tool_choice": _choice(body),
+            "tools": [tool.model_dump() for tool in body.tools or []],
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -265,5 +371,6 @@ def _format(body: ResponsesRequest) -> dict[str, Any]:
     return {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _choice(body: ResponsesRequest) -> Any:
+    choice = body.tool_choice
+    return choice.model_dump() if isinstance(choice, NamedItem) else choice or "auto"

@@ -11,15 +11,18 @@ from starlette.responses import Response
 
 from freewheel.server.failures import ApiError
 from freewheel.server.respond import json_response
-from freewheel.server.routes.chat import MAX_MESSAGES, ChatMessage, as_messages
+from freewheel.server.routes.chat import MAX_MESSAGES, ChatMessage, Talked, as_messages
 from freewheel.server.schema import ShortText, Strict, Text, TokenId
 from freewheel.server.serving import Served
 
 router = APIRouter()
 
 
-class TokenizeRequest(Strict):
-    """`prompt`, or `messages` as a conversation. `add_special_tokens` false: plain text."""
+class TokenizeRequest(Talked):
+    """`prompt`, or `messages` as a conversation, with what a chat says of thinking and tools.
+
+    `add_special_tokens` false: plain text.
+    """
 
     model: ShortText | None = None
     prompt: Text | None = None
@@ -45,7 +48,9 @@ async def tokenize(body: TokenizeRequest, serving: Served) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt: give either prompt or messages", param="prompt")
     if body.messages is not None:
-        ids = (await serving.converse(as_messages(body.messages), False)).ids
+        calling = body.calling()
+        talk = await serving.converse(as_messages(body.messages), body.ask(calling), calling)
+        ids = talk.ids
     elif body.add_special_tokens:
         ids = await serving.encode(body.prompt or "")
     else:

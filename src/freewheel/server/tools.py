@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tools that an answer may call: what a request says of them, bounded and checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from freewheel.chat import Tool
+from freewheel.server.failures import ApiError
+from freewheel.server.schema import ShortText, Strict, Text
+
+MAX_TOOLS = 128
+MAX_CALLS = 128
+"""Calls of one turn."""
+MAX_SCHEMA = 1 << 16
+"""Characters of one tool's parameters, as JSON."""
+MAX_SCHEMAS = 1 << 20
+"""Of all of them together."""
+MAX_SCHEMA_DEPTH = 64
+
+ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+Description = Annotated[str, StringConstraints(max_length=1 << 16)]
+
+
+class Function(Strict):
+    """OpenAI's function. `strict`: a call of it is held to its schema, whoever chose to call."""
+
+    name: ToolName
+    description: Description | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Strict):
+    """A tool of a chat."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    name: ToolName
+
+
+class NamedTool(Strict):
+    """A choice of one tool, in a chat."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class CalledFunction(Strict):
+    name: ToolName
+    arguments: Text
+
+
+class CalledTool(Strict):
+    """A call of an earlier turn, sent back."""
+
+    id: ShortText
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+
+
+@dataclass(frozen=True)
+class Calling:
+    """Which tools an answer may call.
+
+    `choice`: "none", "auto", "required" or "function:" and a name. `strict`: names of tools whose
+    calls are held to their schemas even if the model need not call. `parallel` False: one call.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    choice: str = "auto"
+    parallel: bool = True
+    strict: frozenset[str] = frozenset()
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """Tools that the model is told of."""
+        return () if self.choice == "none" else self.tools
+
+    @property
+    def at_most(self) -> int | None:
+        """Calls in one answer."""
+        return None if self.parallel else 1
+
+    @property
+    def forced(self) -> bool:
+        """There must be a call."""
+        return self.choice not in ("none", "auto")
+
+
+def calling_of(
+    functions: Sequence[Function], choice: str | None, parallel: bool | None = None
+) -> Calling:
+    """Tools and the choice among them, checked. Raises ApiError 400, naming the field."""
+    tools: list[Tool] = []
+    size = 0
+    for place, one in enumerate(functions):
+        where = f"tools.{place}"
+        if any(one.name == tool.name for tool in tools):
+            raise _refused("tools", f"{where}: {one.name!r} is defined twice")
+        if one.parameters is not None:
+            size += _check_schema(one.parameters, where)
+        tools.append(Tool(one.name, one.description, one.parameters))
+    if size > MAX_SCHEMAS:
+        raise _refused("tools", f"tools: {size} characters of schemas; at most {MAX_SCHEMAS}")
+    strict = frozenset(one.name for one in functions if one.strict)
+    found = Calling(tuple(tools), choice or "auto", parallel is not False, strict)
+    if found.forced and not tools:
+        raise _refused("tool_choice", "tool_choice: asks for a call, but there are no tools")
+    name = found.choice.removeprefix("function:")
+    if name != found.choice and all(tool.name != name for tool in tools):
+        raise _refused("tool_choice", f"tool_choice: {name!r} is not among the tools")
+    return found
+
+
+def choice_of(choice: str | NamedTool | None) -> str | None:
+    """OpenAI's choice in `Calling`'s words."""
+    return f"function:{choice.function.name}" if isinstance(choice, NamedTool) else choice
+
+
+def _check_schema(schema: Mapping[str, Any], where: str) -> int:
+    """Its size in bytes. Raises ApiError 400 for one too large or too deep."""
+    level: list[Any] = [schema]
+    for _ in range(MAX_SCHEMA_DEPTH):
+        inside = [one for one in level if isinstance(one, dict | list)]
+        level = [
+            part for one in inside for part in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            break
+    else:
+        raise _refused(
+            "tools", f"{where}: parameters are nested deeper than {MAX_SCHEMA_DEPTH} levels"
+        )
+    size = len(json.dumps(schema, ensure_ascii=False))
+    if size > MAX_SCHEMA:
+        raise _refused(
+            "tools", f"{where}: parameters have {size} characters; at most {MAX_SCHEMA} are read"
+        )
+    return size
+
+
+def _refused(param: str, message: str) -> ApiError:
+    return ApiError(400, message, param=param, code="invalid_value")
