@@ -51,7 +51,7 @@ ALLOWED: dict[str, Allowed] = {
     "bench": _allow("config spec engine", "httpx prometheus_client"),
     "simulate": _allow("config spec memory host"),
     "server": _allow(
-        "config spec chat engine audit",
+        "config spec chat structured engine audit",
         "fastapi starlette uvicorn pydantic prometheus_client msgspec zmq opentelemetry",
     ),
     "cli": _allow("config spec chat engine audit bench simulate server", "typer rich"),

@@ -10,13 +10,24 @@ alone (`worker`); everything else here needs the standard library.
 from __future__ import annotations
 
 from freewheel.chat.markup import CallBegun, CallDelta, CallEnded, Content, Event, Parser, values_of
-from freewheel.chat.open import Chat, Prompt, open_chat
+from freewheel.chat.open import (
+    GLM_MARKUP,
+    V4_MARKUP,
+    V32_MARKUP,
+    Chat,
+    Markup,
+    Prompt,
+    open_chat,
+)
 from freewheel.chat.pieces import NO_THINK, THINK, Vocabulary
 from freewheel.chat.turns import Ask, Effort, Message, Tool, ToolCall
 
 __all__ = [
+    "GLM_MARKUP",
     "NO_THINK",
     "THINK",
+    "V4_MARKUP",
+    "V32_MARKUP",
     "Ask",
     "CallBegun",
     "CallDelta",
@@ -25,6 +36,7 @@ __all__ = [
     "Content",
     "Effort",
     "Event",
+    "Markup",
     "Message",
     "Parser",
     "Prompt",

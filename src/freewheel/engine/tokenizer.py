@@ -32,19 +32,12 @@ class Tokenizer:
         added = found.get("added_tokens") or ()
         self._control = {str(token["content"]): int(token["id"]) for token in added}
         self._plain = _make(path, _without_control_tokens(found))
-        added = found.get("added_tokens") or ()
-        self._control = {str(token["content"]): int(token["id"]) for token in added}
         self._special = frozenset(token.get("id") for token in added if token.get("special"))
 
     @property
     def size(self) -> int:
         """One more than the largest token id known, special ones included."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-
-    @property
-    def control_tokens(self) -> Mapping[str, int]:
-        """Every added token, special or not: how it is spelt, and its id."""
-        return self._control
 
     def encode_prompt(self, text: str) -> list[int]:
         """A whole prompt as its author wrote it: control tokens count, a begin token is added.

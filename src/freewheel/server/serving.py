@@ -22,7 +22,7 @@ from freewheel.server.metrics import ServerMetrics
 from freewheel.server.recent import Recent
 from freewheel.server.scores import Spelling
 from freewheel.server.settings import ServerSettings
-from freewheel.server.structure import Structure
+from freewheel.server.structure import Structure, structure_of_calls
 from freewheel.server.tickets import Ticket
 from freewheel.server.tools import Calling
 from freewheel.server.wire import Step
@@ -112,6 +112,14 @@ class Serving:
             return Talk(prompt.ids, *thought)
         parser = partial(chat.parser, calling.offered, calling.at_most)
         return Talk(prompt.ids, *thought, parser, chat.markup_ids)
+
+    def hold(
+        self, calling: Calling, other: Structure | None = None, budgeted: bool = False
+    ) -> Structure | None:
+        """What the answer is held to (`structure_of_calls`)."""
+        markup = None if isinstance(self.chat, UnsupportedModel) else self.chat.markup
+        tokens = self.tokenizer.control_tokens
+        return structure_of_calls(calling, markup, tokens, other, budgeted)
 
     def close(self) -> None:
         """End what was started beside the engine."""

@@ -20,7 +20,7 @@ from freewheel.server.sampling import sampling_params
 from freewheel.server.schema import Choices, Count, ShortText, Strict, Text
 from freewheel.server.scores import chat_logprobs, prompt_object
 from freewheel.server.serving import Served, Serving
-from freewheel.server.structure import ResponseFormat, structure_of, structure_of_calls
+from freewheel.server.structure import ResponseFormat, structure_of
 from freewheel.server.tools import (
     MAX_CALLS,
     MAX_TOOLS,
@@ -136,7 +136,7 @@ async def chat_completions(body: ChatRequest, serving: Served) -> Response:
         raise ApiError(400, "max_tokens: contradicts max_completion_tokens", param="max_tokens")
     limit = body.max_tokens if limit is None else limit
     structure = structure_of(body.structured_outputs, body.response_format)
-    structure = structure_of_calls(calling, structure)
+    structure = serving.hold(calling, structure, body.thinking_token_budget is not None)
     params = sampling_params(body, limit, {"logprobs": _logprobs(body)}, structure)
     talk = await serving.converse(as_messages(body.messages), body.ask(calling), calling)
     field_name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
@@ -229,7 +229,10 @@ class _Writer:
             opening = {"index": choice.index, "delta": role, "logprobs": None}
             yield event(head | {"choices": [opening | {"finish_reason": None}]})
         async for part in self._generation.parts():
-            chunk = head | {"choices": [self._delta(part)]}
+            delta = self._delta(part)
+            if self._says_nothing(delta):
+                continue
+            chunk = head | {"choices": [delta]}
             if always:
                 chunk["usage"] = usage_object(self._generation.usage)
             elif with_usage:
@@ -256,6 +259,11 @@ class _Writer:
         if self._body.return_token_ids:
             found["token_ids"] = choice.token_ids
         return found
+
+    def _says_nothing(self, delta: dict[str, Any]) -> bool:
+        """A round that brought nothing but markup, and of which nothing else was asked."""
+        asked = self._body.return_token_ids or self._body.return_pieces or self._body.logprobs
+        return not (asked or delta["delta"] or delta["finish_reason"])
 
     def _delta(self, part: Part) -> dict[str, Any]:
         delta: dict[str, Any] = {}

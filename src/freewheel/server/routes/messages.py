@@ -19,7 +19,6 @@ from freewheel.server.routes.shapes import new_id
 from freewheel.server.sampling import sampling_params
 from freewheel.server.schema import Count, Sampling, ShortText, StopText, Strict, Text
 from freewheel.server.serving import Served, Serving
-from freewheel.server.structure import structure_of_calls
 from freewheel.server.tools import (
     MAX_TOOLS,
     Calling,
@@ -167,7 +166,7 @@ async def messages(body: MessagesRequest, serving: Served) -> Response:
         stop=body.stop_sequences,
         thinking_token_budget=None if body.thinking is None else body.thinking.budget_tokens,
     )
-    structure = structure_of_calls(calling, None)
+    structure = serving.hold(calling, None, asked.thinking_token_budget is not None)
     params = sampling_params(asked, body.max_tokens, structure=structure)
     serving.check_room(talk.ids, body.max_tokens, "messages max_tokens")
     generation = serving.generate([talk], params, 1, structure)

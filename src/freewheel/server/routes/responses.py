@@ -20,7 +20,7 @@ from freewheel.server.routes.shapes import new_id, now
 from freewheel.server.sampling import sampling_params
 from freewheel.server.schema import Count, Priority, Sampling, ShortText, Strict, Text
 from freewheel.server.serving import Served
-from freewheel.server.structure import structure_of_calls, structure_of_format
+from freewheel.server.structure import structure_of_format
 from freewheel.server.tools import (
     MAX_TOOLS,
     Calling,
@@ -157,7 +157,7 @@ async def responses(body: ResponsesRequest, serving: Served) -> Response:
         wanted = body.text.format
         structure = structure_of_format(wanted.type, wanted.schema_, "text.format")
     calling = _calling(body)
-    structure = structure_of_calls(calling, structure)
+    structure = serving.hold(calling, structure)
     asked = Sampling(temperature=body.temperature, top_p=body.top_p)
     params = sampling_params(asked, body.max_output_tokens, structure=structure)
     effort = None if body.reasoning is None else body.reasoning.effort
