@@ -269,8 +269,8 @@ def values_of(arguments: str) -> dict[str, Any]:
             value, end = decoder.raw_decode(arguments, end + len(": "))
         except (ValueError, RecursionError):
             break
-        if end >= len(arguments):
-            break  # a number may go on
+        if end >= len(arguments) and type(value) in (int, float):
+            break  # it may go on
         found[name], at = value, end + len(", ")
     return found
 

@@ -106,7 +106,8 @@ def alternating(messages: Sequence[Message]) -> list[Message]:
 
     Raises RequestError otherwise: the encoding has no way to write such turns.
     """
-    turns = messages[1:] if messages and messages[0].role == "system" else messages
+    found = checked(messages)
+    turns = found[1:] if found[0].role == "system" else found
     expected = "user"
     for index, turn in enumerate(turns):
         if turn.role == "tool":
@@ -117,7 +118,7 @@ def alternating(messages: Sequence[Message]) -> list[Message]:
                 "messages", f"turn {index + 1} is {turn.role!r}: user and assistant must alternate"
             )
         expected = "assistant" if turn.role == "user" else "user"
-    return checked(messages)
+    return found
 
 
 def _results(turn: Message, results: Sequence[Message], at: int) -> list[Message]:
