@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The page: a conversation on the left, what the engine does on the right.
 
+import { Calls, readTools } from "/page/calls.js";
 import { drawLanes, drawLine } from "/page/charts.js";
 import { events, getJson } from "/page/stream.js";
 
@@ -9,6 +10,7 @@ const ROOM = 120, LANES = 12, EVERY_MS = 400, PLACES = 4;
 
 const state = {
   turns: [],          // what the model is told
+  calls: null,        // calls of the last answer that wait for results
   key: sessionStorage.getItem("key") ?? "",
   running: null,      // AbortController of the answer under way
   number: 0,
@@ -59,18 +61,23 @@ function asked(text) {
     temperature: Number($("temperature").value), max_tokens: Number($("limit").value),
     stream: true, return_pieces: true, stream_options: { include_usage: true },
   };
-  if (mode() === "continue") return ["/v1/completions", { ...common, prompt: text }];
+  if (text !== null && mode() === "continue") return ["/v1/completions", { ...common, prompt: text }];
   const thinking = $("thinking").checked;
-  const messages = [...state.turns, { role: "user", content: text }];
-  return ["/v1/chat/completions", { ...common, messages, chat_template_kwargs: { thinking } }];
+  const tools = readTools($("tools").value);
+  const offered = tools.length ? { tools, tool_choice: $("choice").value } : {};
+  const messages = text === null ? state.turns : [...state.turns, { role: "user", content: text }];
+  return ["/v1/chat/completions", { ...common, ...offered, messages, chat_template_kwargs: { thinking } }];
 }
 
 const mode = () => document.querySelector("input[name=mode]:checked").value;
 
+// Go on from `text`, or, where it is null, from results of calls.
 async function answer(text) {
-  const chat = mode() === "chat";
-  const [path, body] = asked(text);
-  if (chat) add("user", text);
+  const chat = text === null || mode() === "chat";
+  const asking = request(text);
+  if (!asking) return;
+  const [path, body] = asking;
+  if (chat && text !== null) add("user", text);
   const turn = add("model");
   const thought = turn.appendChild(document.createElement("span"));
   thought.className = "thought";
@@ -80,7 +87,8 @@ async function answer(text) {
     given.textContent = text;
   }
   const began = performance.now();
-  let first = 0, said = "";
+  const calls = new Calls(turn);
+  let first = 0, said = "", thoughts = "", finish = null;
   state.running = new AbortController();
   $("send").textContent = "Stop";
   try {
@@ -90,7 +98,10 @@ async function answer(text) {
         first ||= performance.now();
         addPieces(thought, choice.reasoning_pieces);
         addPieces(turn, choice.pieces);
+        calls.add(choice.delta?.tool_calls);
+        finish = choice.finish_reason ?? finish;
         said += choice.text ?? choice.delta?.content ?? "";
+        thoughts += choice.delta?.reasoning_content ?? "";
       }
       if (chunk.usage) {
         const line = turn.appendChild(document.createElement("span"));
@@ -108,7 +119,31 @@ async function answer(text) {
     state.running = null;
     $("send").textContent = "Send";
   }
-  if (chat && said) state.turns.push({ role: "user", content: text }, { role: "assistant", content: said });
+  if (!chat || !(said || calls.list.length)) return;
+  if (text !== null) state.turns.push({ role: "user", content: text });
+  state.turns.push({
+    role: "assistant", content: said,
+    ...(thoughts && { reasoning_content: thoughts }),
+    ...(calls.list.length && finish === "tool_calls" && { tool_calls: calls.said() }),
+  });
+  state.calls = finish === "tool_calls" ? calls : null;
+  hint();
+}
+
+function request(text) {
+  try {
+    return asked(text);
+  } catch (error) {
+    add("failed", error.message);
+    return null;
+  }
+}
+
+// What the text field is for.
+function hint() {
+  const call = state.calls?.open;
+  $("text").placeholder = call ? `What ${call.name} returned`
+    : mode() === "chat" ? "What is the capital of France?" : "Emma was";
 }
 
 function submit(event) {
@@ -117,7 +152,10 @@ function submit(event) {
   const text = $("text").value;
   if (!text.trim()) return;
   $("text").value = "";
-  answer(text);
+  if (!state.calls?.open) return answer(text);
+  state.turns.push(state.calls.answer(text));
+  hint();
+  if (!state.calls.open) answer(null);
 }
 
 // ---- the engine
@@ -207,6 +245,8 @@ $("text").addEventListener("keydown", (event) => {
 $("clear").addEventListener("click", () => {
   state.running?.abort();
   state.turns = [];
+  state.calls = null;
+  hint();
   $("turns").replaceChildren();
 });
 $("key").addEventListener("change", () => {
@@ -215,8 +255,8 @@ $("key").addEventListener("change", () => {
 });
 for (const input of document.querySelectorAll("input[name=mode]")) {
   input.addEventListener("change", () => {
-    $("think-setting").hidden = mode() !== "chat";
-    $("text").placeholder = mode() === "chat" ? "What is the capital of France?" : "Emma was";
+    $("think-setting").hidden = $("tool-setting").hidden = mode() !== "chat";
+    hint();
   });
 }
 $("lanes").addEventListener("pointermove", (event) => {
