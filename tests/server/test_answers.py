@@ -355,12 +355,13 @@ def test_tools_out_of_bounds_are_refused_by_field(
 def test_anthropics_tools_are_refused_in_its_own_words(script: Script) -> None:
     script.script("x")
     tool = {"name": "f", "input_schema": {"type": "object"}}
+    use = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
     wrong: list[dict[str, Any]] = [
         {"tools": [tool, tool]},
         {"tools": [tool], "tool_choice": {"type": "tool"}},
         {"tools": [tool], "tool_choice": {"type": "tool", "name": "g"}},
         {"tools": [{"name": "f"}]},
-        {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
+        {"messages": [{"role": "user", "content": [use]}]},
     ]  # fmt: skip
     for body in wrong:
         found = script.post("/v1/messages", **({"messages": ASKED, "max_tokens": 5} | body))

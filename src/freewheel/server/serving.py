@@ -17,12 +17,13 @@ from freewheel.engine import Tokenizer
 from freewheel.errors import RequestError, UnsupportedModel
 from freewheel.server.failures import ApiError, not_ready, too_long
 from freewheel.server.generation import Generation, Talk
+from freewheel.server.held import structure_of_calls
 from freewheel.server.link import Link
 from freewheel.server.metrics import ServerMetrics
 from freewheel.server.recent import Recent
 from freewheel.server.scores import Spelling
 from freewheel.server.settings import ServerSettings
-from freewheel.server.structure import Structure, structure_of_calls
+from freewheel.server.structure import Structure
 from freewheel.server.tickets import Ticket
 from freewheel.server.tools import Calling
 from freewheel.server.wire import Step

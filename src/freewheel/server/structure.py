@@ -11,7 +11,6 @@ from pydantic import Field
 
 from freewheel.server.failures import ApiError
 from freewheel.server.schema import ShortText, Strict, StructuredOutputs, Text
-from freewheel.server.tools import Calling
 
 FIELDS = ("json_schema", "regex", "choice", "json_object", "grammar")
 """SamplingParams' names of what a client names otherwise."""
@@ -92,18 +91,3 @@ def structure_of(
         wanted = {"json_schema" if name == "json" else name: kept}
         return Structure(f"structured_outputs.{name}", wanted)
     return found
-
-
-def structure_of_calls(calling: Calling, other: Structure | None) -> Structure | None:
-    """The form that calls are held to, or else `other`. Raises ApiError 400 for both."""
-    if other is not None and calling.offered:
-        raise ApiError(
-            400,
-            f"{other.field}: an answer that may call tools cannot be held to another form; leave "
-            "it out, or set tool_choice to none",
-            param=other.field.partition(".")[0],
-            code="invalid_value",
-        )
-    if calling.forced:
-        raise ApiError(400, "tool_choice: not supported", param="tool_choice", code="unsupported")
-    return other
