@@ -109,7 +109,7 @@ def test_responses_return_a_function_call(server: Running) -> None:
     check(call.arguments)
     items: Any = [
         {"role": "user", "content": "Rome?"},
-        call.model_dump(exclude_none=True),
+        call,
         {"type": "function_call_output", "call_id": call.call_id, "output": "sun"},
     ]
     more = client.responses.create(

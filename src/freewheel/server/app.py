@@ -89,12 +89,16 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     """A body that does not fit the schema: OpenAI's status and body, and the field's name."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
+    # Of the ways in which a value may be meant, the one that it fits furthest says most.
+    first = max(error.errors(), key=lambda one: len(one["loc"]))
+    unknown = first["type"] == "extra_forbidden"
+    parts = [str(part) for part in first["loc"] if part != "body"]
+    ends = len(parts) - 1 if unknown else len(parts)
+    where = [part for place, part in enumerate(parts) if place == ends or _is_name(part)]
     field = next((part for part in where if not part.isdigit()), None)
     path = ".".join(where)
     message = first["msg"]
-    if first["type"] == "extra_forbidden":
+    if unknown:
         message = "is not a field that this server knows"
     elif first["type"] == "model_attributes_type" and not where:
         path, message = "body", "must be a JSON object, sent with content-type: application/json"
@@ -102,6 +106,11 @@ async def _invalid(request: Request, error: Exception) -> Response:
         path, field, message = "body", None, "is not valid JSON"
     text = f"{path}: {message}" if path else f"body: {message}"
     return _answer(request, ApiError(400, text, param=field, code="invalid_value"))
+
+
+def _is_name(part: str) -> bool:
+    """A field's name or a place in a list: not what pydantic calls one way of several."""
+    return part.isidentifier() or part.isdigit() or not part.isascii()
 
 
 async def _http(request: Request, error: Exception) -> Response:

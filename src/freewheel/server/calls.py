@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from freewheel.chat import CallBegun, CallDelta
-from freewheel.server.generation import Choice, Part
+from freewheel.server.choices import Choice, Part
 
 
 def call_objects(choice: Choice) -> list[dict[str, Any]]:

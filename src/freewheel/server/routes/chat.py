@@ -12,8 +12,9 @@ from starlette.responses import Response
 
 from freewheel.chat import Ask, Message, ToolCall
 from freewheel.server.calls import call_deltas, call_objects
+from freewheel.server.choices import Choice, Part
 from freewheel.server.failures import ApiError
-from freewheel.server.generation import Choice, Generation, Part
+from freewheel.server.generation import Generation
 from freewheel.server.respond import Streamed, Whole, event
 from freewheel.server.routes.shapes import new_id, now, usage_object
 from freewheel.server.sampling import sampling_params

@@ -12,8 +12,9 @@ from pydantic import Field
 from starlette.responses import Response
 
 from freewheel.engine import Logprobs
+from freewheel.server.choices import Choice, Part
 from freewheel.server.failures import ApiError
-from freewheel.server.generation import Choice, Generation, Part, Talk
+from freewheel.server.generation import Generation, Talk
 from freewheel.server.respond import Streamed, Whole, event, json_response
 from freewheel.server.routes.shapes import new_id, now, usage_object
 from freewheel.server.sampling import sampling_params, unsupported

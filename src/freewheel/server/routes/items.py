@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from freewheel.server.generation import Call, Said
+from freewheel.server.choices import Call, Said
 
 
 @dataclass(eq=False)

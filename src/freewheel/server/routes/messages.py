@@ -4,160 +4,39 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 from starlette.responses import Response
 
-from freewheel.chat import Ask, CallBegun, CallDelta, Content, Event, Message, ToolCall
+from freewheel.chat import Ask, CallBegun, CallDelta, Content, Event, Message
+from freewheel.server.choices import Call, Choice, Part
 from freewheel.server.failures import ApiError
-from freewheel.server.generation import Call, Choice, Generation, Part, Talk, Usage
-from freewheel.server.respond import Streamed, Whole, event, json_response, to_json
-from freewheel.server.routes.chat import MAX_MESSAGES
+from freewheel.server.generation import Generation, Talk, Usage
+from freewheel.server.respond import Streamed, Whole, event, json_response
+from freewheel.server.routes.message_input import (
+    Asked,
+    MessagesRequest,
+    calling_of_message,
+    plain_text,
+    turns_of,
+)
 from freewheel.server.routes.shapes import new_id
 from freewheel.server.sampling import sampling_params
-from freewheel.server.schema import Count, Sampling, ShortText, StopText, Strict, Text
+from freewheel.server.schema import Sampling
 from freewheel.server.serving import Served, Serving
 from freewheel.server.tools import (
-    MAX_TOOLS,
     Calling,
-    Description,
-    Function,
-    ToolName,
-    calling_of,
 )
 
 router = APIRouter()
-
-
-class CacheControl(Strict):
-    """A hint. Every prompt is kept while there is room, so there is nothing to hint at."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
-class TextBlock(Strict):
-    type: Literal["text"]
-    text: Text
-    cache_control: CacheControl | None = None
-    citations: None = None
-
-
-class Caller(Strict):
-    """Who called: the model itself."""
-
-    type: Literal["direct"]
-
-
-class ThinkingBlock(Strict):
-    """Thoughts of an earlier turn, sent back. The model's encoding says which it keeps."""
-
-    type: Literal["thinking"]
-    thinking: Text
-    signature: Text | None = None
-
-
-class ToolUseBlock(Strict):
-    """A call of an earlier turn, sent back."""
-
-    type: Literal["tool_use"]
-    id: ShortText
-    name: ToolName
-    input: dict[str, Any]
-    cache_control: CacheControl | None = None
-    caller: Caller | None = None
-
-
-class ToolResultBlock(Strict):
-    """What a call brought. The encodings have no mark for errors: the content must say it."""
-
-    type: Literal["tool_result"]
-    tool_use_id: ShortText
-    content: Text | Annotated[list[TextBlock], Field(max_length=1024)] | None = None
-    is_error: bool | None = None
-    cache_control: CacheControl | None = None
-
-
-Block = Annotated[
-    TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
-]
-Blocks = Annotated[list[Block], Field(min_length=1, max_length=1024)]
-
-
-class Turn(Strict):
-    role: Literal["user", "assistant"]
-    content: Text | Blocks
-
-
-class Thinking(Strict):
-    """`adaptive` lets the model think, `enabled` for at most `budget_tokens` tokens."""
-
-    type: Literal["disabled", "adaptive", "enabled"]
-    budget_tokens: Count | None = None
-    display: Literal["summarized", "omitted"] | None = None
-
-
-class OutputSettings(Strict):
-    """How hard a model that thinks is to think."""
-
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-
-
-class ClaudeTool(Strict):
-    """A tool by Anthropic's names."""
-
-    type: Literal["custom"] | None = None
-    name: ToolName
-    description: Description | None = None
-    input_schema: dict[str, Any]
-    strict: bool | None = None
-    cache_control: CacheControl | None = None
-
-
-class ToolChoice(Strict):
-    """`name` goes with type `tool`."""
-
-    type: Literal["auto", "any", "tool", "none"]
-    name: ToolName | None = None
-    disable_parallel_tool_use: bool | None = None
-
-
-class Asked(Strict):
-    """What both endpoints take."""
-
-    model: ShortText | None = None
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: Text | Annotated[list[TextBlock], Field(max_length=256)] | None = None
-    thinking: Thinking | None = None
-    output_config: OutputSettings | None = None
-    tools: Annotated[list[ClaudeTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
-
-
-class Owner(Strict):
-    user_id: ShortText | None = None
-
-
-class MessagesRequest(Asked):
-    """Anthropic's request, text only."""
-
-    max_tokens: Annotated[Count, Field(ge=1)]
-    stop_sequences: Annotated[list[StopText], Field(max_length=16)] | None = None
-    stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
-    owner: Owner | None = Field(default=None, alias="metadata")
-    service_tier: Literal["auto", "standard_only"] | None = None
 
 
 @router.post("/v1/messages")
 async def messages(body: MessagesRequest, serving: Served) -> Response:
     """The next turn of a conversation."""
     model = serving.check_model(body.model)
-    calling = _calling(body)
+    calling = calling_of_message(body)
     talk = await _conversation(body, serving, calling)
     asked = Sampling(
         temperature=body.temperature,
@@ -180,31 +59,8 @@ async def messages(body: MessagesRequest, serving: Served) -> Response:
 async def count_tokens(body: Asked, serving: Served) -> Response:
     """How long the prompt would be."""
     serving.check_model(body.model)
-    talk = await _conversation(body, serving, _calling(body))
+    talk = await _conversation(body, serving, calling_of_message(body))
     return json_response({"input_tokens": len(talk.ids)})
-
-
-def _calling(body: Asked) -> Calling:
-    """The tools. Raises ApiError 400."""
-    functions = [
-        Function(
-            name=tool.name,
-            description=tool.description,
-            parameters=tool.input_schema,
-            strict=tool.strict,
-        )
-        for tool in body.tools or []
-    ]
-    choice = body.tool_choice
-    if choice is None:
-        return calling_of(functions, None)
-    if (choice.type == "tool") != (choice.name is not None):
-        raise ApiError(
-            400, "tool_choice.name: goes with type tool, and only with it", param="tool_choice"
-        )
-    named = {"any": "required", "tool": f"function:{choice.name}"}
-    parallel = not choice.disable_parallel_tool_use
-    return calling_of(functions, named.get(choice.type, choice.type), parallel)
 
 
 async def _conversation(body: Asked, serving: Serving, calling: Calling) -> Talk:
@@ -217,43 +73,14 @@ async def _conversation(body: Asked, serving: Serving, calling: Calling) -> Talk
             "thinking.budget_tokens: goes with type enabled, and only with it",
             param="thinking",
         )
-    system = [] if body.system is None else [Message("system", _plain(body.system))]
-    turns = [one for turn in body.messages for one in _messages(turn)]
+    system = [] if body.system is None else [Message("system", plain_text(body.system))]
+    turns = [one for turn in body.messages for one in turns_of(turn)]
     ask = Ask(
         thinking=thinking is not None and thinking.type != "disabled",
         effort=None if body.output_config is None else body.output_config.effort,
         tools=calling.offered,
     )
     return await serving.converse([*system, *turns], ask, calling)
-
-
-def _messages(turn: Turn) -> list[Message]:
-    """One turn of Anthropic's: results of calls are turns of their own to everybody else."""
-    if isinstance(turn.content, str):
-        return [Message(turn.role, turn.content)]
-    texts = [block for block in turn.content if isinstance(block, TextBlock)]
-    results = [block for block in turn.content if isinstance(block, ToolResultBlock)]
-    others = [b for b in turn.content if isinstance(b, ThinkingBlock | ToolUseBlock)]
-    wrong = others if turn.role == "user" else results
-    if wrong:
-        message = f"messages: a turn of role {turn.role} cannot have a {wrong[0].type} block"
-        raise ApiError(400, message, param="messages", code="invalid_value")
-    if turn.role == "user":
-        found = [
-            Message("tool", _plain(one.content or ""), call_id=one.tool_use_id) for one in results
-        ]
-        return [*found, Message("user", _plain(texts))] if texts or not found else found
-    thoughts = [block.thinking for block in others if isinstance(block, ThinkingBlock)]
-    calls = tuple(
-        ToolCall(block.id, block.name, to_json(block.input).decode())
-        for block in others
-        if isinstance(block, ToolUseBlock)
-    )
-    return [Message("assistant", _plain(texts), "".join(thoughts) or None, calls)]
-
-
-def _plain(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
 class _Writer:

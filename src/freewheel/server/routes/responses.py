@@ -3,149 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 from fastapi import APIRouter
-from pydantic import Field
 from starlette.responses import Response
 
-from freewheel.chat import Ask, CallBegun, CallDelta, Content, Event, Message, ToolCall
-from freewheel.server.generation import Call, Generation, Said
+from freewheel.chat import Ask, CallBegun, CallDelta, Content, Event
+from freewheel.server.choices import Call, Said
+from freewheel.server.generation import Generation
 from freewheel.server.respond import Streamed, Whole, event
-from freewheel.server.routes.chat import MAX_MESSAGES
 from freewheel.server.routes.items import Block, Thoughts, id_of, item_of, text_part
+from freewheel.server.routes.response_input import (
+    NamedItem,
+    ResponsesRequest,
+    calling_of_response,
+    turns_of,
+)
 from freewheel.server.routes.shapes import new_id, now
 from freewheel.server.sampling import sampling_params
-from freewheel.server.schema import Count, Priority, Sampling, ShortText, Strict, Text
+from freewheel.server.schema import Sampling
 from freewheel.server.serving import Served
 from freewheel.server.structure import structure_of_format
-from freewheel.server.tools import (
-    MAX_TOOLS,
-    Calling,
-    Function,
-    ToolName,
-    calling_of,
-)
 
 router = APIRouter()
-
-
-class InputText(Strict):
-    type: Literal["input_text", "output_text", "text"]
-    text: Text
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-    logprobs: Annotated[list[Any], Field(max_length=0)] | None = None
-
-
-class InputMessage(Strict):
-    """A turn; also an answer's message, sent back as it came."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[InputText], Field(min_length=1, max_length=1024)]
-    id: ShortText | None = None
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
-
-
-class CallItem(Strict):
-    """A call of an earlier answer, sent back."""
-
-    type: Literal["function_call"]
-    call_id: ShortText
-    name: ToolName
-    arguments: Text
-    id: ShortText | None = None
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
-
-
-class ResultItem(Strict):
-    """What a call brought."""
-
-    type: Literal["function_call_output"]
-    call_id: ShortText
-    output: Text | Annotated[list[InputText], Field(min_length=1, max_length=1024)]
-    id: ShortText | None = None
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
-
-
-class ThoughtText(Strict):
-    type: Literal["reasoning_text"]
-    text: Text
-
-
-class ThoughtItem(Strict):
-    """Thoughts of an earlier answer, sent back. The model's encoding says which it keeps."""
-
-    type: Literal["reasoning"]
-    id: ShortText | None = None
-    summary: Annotated[list[Any], Field(max_length=0)] | None = None
-    content: Annotated[list[ThoughtText], Field(max_length=1024)] | None = None
-    encrypted_content: None = None
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
-
-
-Item = InputMessage | CallItem | ResultItem | ThoughtItem
-
-
-class ResponsesTool(Function):
-    """A function, named without a level of its own."""
-
-    type: Literal["function"]
-
-
-class NamedItem(Strict):
-    """A choice of one tool."""
-
-    type: Literal["function"]
-    name: ToolName
-
-
-class Reasoning(Strict):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: None = None
-
-
-class TextFormat(Strict):
-    type: Literal["text", "json_object", "json_schema"]
-    name: ShortText | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-
-class TextSettings(Strict):
-    format: TextFormat | None = None
-    verbosity: None = None
-
-
-class ResponsesRequest(Strict):
-    """`store` must not be true, and nothing that a store would remember can be named."""
-
-    model: ShortText | None = None
-    input: Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
-    instructions: Text | None = None
-    max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    stream: bool | None = None
-    store: Literal[False] | None = None
-    background: Literal[False] | None = None
-    previous_response_id: None = None
-    conversation: None = None
-    reasoning: Reasoning | None = None
-    text: TextSettings | None = None
-    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedItem | None = None
-    parallel_tool_calls: bool | None = None
-    truncation: Literal["disabled"] | None = None
-    user: ShortText | None = None
-    cache_salt: ShortText | None = None
-    priority: Priority | None = None
-    tags: Annotated[dict[ShortText, ShortText], Field(max_length=16)] | None = Field(
-        default=None, alias="metadata"
-    )
-    service_tier: Literal["auto", "default"] | None = None
 
 
 @router.post("/v1/responses")
@@ -156,14 +37,14 @@ async def responses(body: ResponsesRequest, serving: Served) -> Response:
     if body.text is not None and body.text.format is not None:
         wanted = body.text.format
         structure = structure_of_format(wanted.type, wanted.schema_, "text.format")
-    calling = _calling(body)
+    calling = calling_of_response(body)
     structure = serving.hold(calling, structure)
     asked = Sampling(temperature=body.temperature, top_p=body.top_p)
     params = sampling_params(asked, body.max_output_tokens, structure=structure)
     effort = None if body.reasoning is None else body.reasoning.effort
     effort = None if effort == "none" else effort
     ask = Ask(thinking=effort is not None, effort=effort, tools=calling.offered)
-    talk = await serving.converse(_turns(body), ask, calling, "input")
+    talk = await serving.converse(turns_of(body), ask, calling, "input")
     serving.check_room(talk.ids, body.max_output_tokens, "input max_output_tokens")
     asked = (params, 1, structure, body.cache_salt, body.priority)
     generation = serving.generate([talk], *asked)
@@ -171,55 +52,6 @@ async def responses(body: ResponsesRequest, serving: Served) -> Response:
     if body.stream:
         return Streamed(generation, writer.events())
     return Whole(generation, writer.ended)
-
-
-def _turns(body: ResponsesRequest) -> list[Message]:
-    system = [] if body.instructions is None else [Message("system", body.instructions)]
-    if isinstance(body.input, str):
-        return [*system, Message("user", body.input)]
-    return [*system, *_joined(body.input)]
-
-
-def _joined(items: Sequence[Item]) -> list[Message]:
-    """Items as turns: an assistant's thoughts, text and calls are one turn, whatever their order
-    among themselves."""
-    turns: list[Message] = []
-    thoughts: str | None = None
-    for item in items:
-        if isinstance(item, ThoughtItem):
-            thoughts = (thoughts or "") + "".join(part.text for part in item.content or ())
-        elif isinstance(item, ResultItem):
-            turns.append(Message("tool", _plain(item.output), call_id=item.call_id))
-        elif isinstance(item, InputMessage) and item.role != "assistant":
-            role = "system" if item.role == "developer" else item.role
-            turns.append(Message(role, _plain(item.content)))
-        else:
-            _answer(turns, item, thoughts)
-            thoughts = None
-    return turns
-
-
-def _answer(turns: list[Message], item: InputMessage | CallItem, thoughts: str | None) -> None:
-    """Add a part of an answer to the turn it belongs to."""
-    text = _plain(item.content) if isinstance(item, InputMessage) else ""
-    calls = ()
-    if isinstance(item, CallItem):
-        calls = (ToolCall(item.call_id, item.name, item.arguments),)
-    last = turns[-1] if turns and turns[-1].role == "assistant" and thoughts is None else None
-    if last is None or (text and last.content):
-        turns.append(Message("assistant", text, thoughts, calls))
-    else:
-        turns[-1] = replace(last, content=last.content + text, calls=last.calls + calls)
-
-
-def _calling(body: ResponsesRequest) -> Calling:
-    choice = body.tool_choice
-    named = f"function:{choice.name}" if isinstance(choice, NamedItem) else choice
-    return calling_of(body.tools or [], named, body.parallel_tool_calls)
-
-
-def _plain(content: str | Sequence[InputText]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 class _Writer:
