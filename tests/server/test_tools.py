@@ -58,7 +58,8 @@ def test_a_named_tool_is_called_and_its_result_is_taken(server: Running) -> None
     }  # fmt: skip
     (choice,) = client.chat.completions.create(**asked).choices
     assert choice.finish_reason == "tool_calls" and choice.message.content is None
-    (call,) = choice.message.tool_calls or ()
+    assert choice.message.tool_calls
+    (call,) = choice.message.tool_calls
     assert call.type == "function" and call.function.name == "go"
     check(call.function.arguments)
     message = choice.message.model_dump(exclude_none=True)
@@ -140,7 +141,8 @@ def test_demo_v4_is_talked_to_thinks_and_calls(v4: Running) -> None:
     }  # fmt: skip
     with client.chat.completions.stream(**forced) as stream:
         (choice,) = stream.get_final_completion().choices
-    (call,) = choice.message.tool_calls or ()
+    assert choice.message.tool_calls
+    (call,) = choice.message.tool_calls
     assert choice.finish_reason == "tool_calls" and call.type == "function"
     check(call.function.arguments)
     longer = v4.post("/tokenize", messages=ASKED, tools=[TOOL]).json()
