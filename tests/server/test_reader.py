@@ -8,9 +8,10 @@ import random
 import pytest
 
 from freewheel import LLM, Piece, SamplingParams
-from freewheel.chat import NO_THINK
+from freewheel.chat import NO_THINK, THINK
 from freewheel.engine import Reader, TokenEngine
 from freewheel.errors import RequestError
+from freewheel.spec import FinishReason
 
 CASES = [
     SamplingParams(temperature=0, max_tokens=20),
@@ -135,3 +136,37 @@ def test_every_round_has_its_times_in_order(llm: LLM) -> None:
         times = (one.begun, one.planned, one.launched, one.asked, one.arrived, one.delivered)
         assert list(times) == sorted(times)
     assert engine.rounds() == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("opens", [True, False])
+def test_thinking_that_the_answer_opens_itself_is_thought(llm: LLM, seed: int, opens: bool) -> None:
+    tokenizer, chance = llm.tokenizer, random.Random(seed)
+    begin, end = tokenizer.token_id(THINK), tokenizer.token_id(NO_THINK)
+    assert begin is not None and end is not None
+    before, behind = tokenizer.encode_text("some thoughts"), tokenizer.encode_text("the answer")
+    ids = [begin, *before, end, *behind] if opens else behind
+    reader = Reader(tokenizer, SamplingParams(temperature=0), end, begin)
+    thought = said = ""
+    counted = 0
+    while ids:
+        taken = chance.randint(1, 5)
+        now, ids = ids[:taken], ids[taken:]
+        reading = reader.push(now, 0, None if ids else FinishReason.LENGTH)
+        thought += "".join(piece.text for piece in reading.thought)
+        said += "".join(piece.text for piece in reading.said)
+        counted += len(reading.token_ids)
+    assert (thought, said) == ("some thoughts" if opens else "", "the answer")
+    assert counted == len(before) * opens + len(behind) + 2 * opens
+    assert reader.thought_tokens == (len(before) + 2 if opens else 0)
+
+
+def test_markup_is_shown_where_other_control_tokens_are_not(llm: LLM) -> None:
+    tokenizer = llm.tokenizer
+    ids = tokenizer.encode_prompt("<｜DSML｜x<｜User｜>é")[1:]
+    dsml = tokenizer.token_id("｜DSML｜")
+    assert dsml is not None
+    reader = Reader(tokenizer, SamplingParams(temperature=0), shown=frozenset({dsml}))
+    pieces = [p.text for one in ids for p in reader.push([one], 0).said]
+    pieces += [p.text for p in reader.push([], 0, FinishReason.LENGTH).said]
+    assert "".join(pieces) == "<｜DSML｜xé"
