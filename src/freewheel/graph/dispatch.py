@@ -8,7 +8,7 @@ They have been stable for years but are not promised; a change there is mended h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -133,9 +133,15 @@ def _is_composite(op: OpOverload) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)  # pyright: ignore
 
 
-def decompose(op: OpOverload) -> OpOverload | None:
-    """The decomposition of a composite operator; inference mode passes these to modes whole."""
-    return cast(OpOverload, op.decompose) if _is_composite(op) else None
+def decompose(op: OpOverload) -> Callable[..., Any] | None:
+    """The parts of a composite operator; inference mode passes these to modes whole.
+
+    The dispatcher's own, as it runs without a mode. `OpOverload.decompose` prefers PyTorch's Python
+    versions, which were made for its compiler; they import half of it, and differ in strides.
+    """
+    if not _is_composite(op):
+        return None
+    return partial(op._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)  # pyright: ignore
 
 
 def storage_key(tensor: Tensor) -> int:
