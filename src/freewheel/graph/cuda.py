@@ -75,6 +75,15 @@ class GraphPool:
         self.handle: Any = _cuda.graph_pool_handle()
         self.stream: Any = _cuda.Stream()
 
+    @contextmanager
+    def warming(self) -> Generator[None]:
+        """A context whose work is on this stream, before a capture and behind what is queued."""
+        current = _cuda.current_stream()
+        self.stream.wait_stream(current)
+        with _cuda.stream(self.stream):
+            yield
+        current.wait_stream(self.stream)
+
 
 class CudaGraph(Generic[T]):
     """A `Graph` on the current CUDA device.

@@ -64,6 +64,7 @@ from freewheel.ops.registry import (
     IMPLEMENTATIONS,
     SPECIFICATIONS,
     kernels_loaded,
+    load_ahead,
     load_kernels,
 )
 from freewheel.ops.scoring import score
@@ -104,6 +105,7 @@ __all__ = [
     "index_queries",
     "kernels_loaded",
     "layer_norm",
+    "load_ahead",
     "load_kernels",
     "lookup",
     "mxfp4_experts",

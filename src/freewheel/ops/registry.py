@@ -30,6 +30,9 @@ IMPLEMENTATIONS: dict[tuple[str, str], Callable[..., Any]] = {}
 _LOADED: dict[str, Callable[[], int]] = {}
 """Device type -> how many kernels were compiled or loaded for it."""
 
+_AHEAD: list[Callable[[Callable[[], object]], int]] = []
+"""What `load_ahead` asks to do so, for each device with kernels."""
+
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 
@@ -78,6 +81,8 @@ def load_kernels(device: str, cache: str | None = None) -> None:
             raise ConfigError(
                 f"device: the kernels for CUDA need {error.name}; install freewheel[gpu]"
             ) from error
+        if "cuda" not in _LOADED:
+            _AHEAD.append(cuda.compiling.load_ahead)
         _LOADED["cuda"] = cuda.compiling.loaded
         if cache is not None:
             cuda.compiling.keep_in(cache)
@@ -86,6 +91,15 @@ def load_kernels(device: str, cache: str | None = None) -> None:
 def kernels_loaded() -> int:
     """Kernels that this process compiled or read from disk so far; each made a launch wait."""
     return sum(count() for count in _LOADED.values())
+
+
+def load_ahead(dry_run: Callable[[], object]) -> int:
+    """Load the kernels that `dry_run` would launch, side by side; returns how many that were.
+
+    While it runs, kernels that are not loaded are left out, and what they would have written stays
+    as it was. Raises what it and compiling raise.
+    """
+    return sum(ahead(dry_run) for ahead in _AHEAD)
 
 
 def _resolve(name: str) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ from freewheel.models.base import DraftHead, Model
 from freewheel.models.load import Stock, has_mtp_weights, take_stock
 from freewheel.ops import load_kernels
 from freewheel.runtime.executor import Executor
+from freewheel.runtime.rehearsal import open_device
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.model import ModelSpec
@@ -86,7 +87,7 @@ def build(
             f"{folder.spec.vocab_size} tokens; the folder mixes two models"
         )
     drafter = resolve_drafter(config, folder, decisions)
-    device = resolve_device(config, decisions)
+    device = open_device(resolve_device(config, decisions))
     graph = resolve_graph(config, device, decisions)
     dtype = resolve_dtype(config, device, decisions)
     check_deterministic(config, device, folder.spec)

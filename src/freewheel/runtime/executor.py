@@ -27,6 +27,7 @@ from freewheel.ops import kernels_loaded
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.deterministic import in_fixed_blocks
 from freewheel.runtime.mailbox import Mailbox, outbox_shape
+from freewheel.runtime.rehearsal import rehearse
 from freewheel.runtime.streams import CudaStreams, NoStreams, Streams
 from freewheel.runtime.uplink import Uplink
 from freewheel.spec.cache import CacheGroup
@@ -112,7 +113,9 @@ class Executor:
         From here on a round of any other shape counts as a late capture: it keeps all others
         waiting. Largest first, so that graphs can share memory: the order of `ShapeLadder.shapes`.
         """
-        for shape in shapes:
+        wanted = tuple(shapes)
+        self._rehearse([shape for shape in wanted if shape not in self._lanes])
+        for shape in wanted:
             self._lane(shape)
             progress(shape)
         self._ready = True
@@ -197,15 +200,27 @@ class Executor:
         inbox, outbox = self._letters[shape]
         layout = self._inbox_layout(shape)
         graph = self._new_graph()
+        with torch.inference_mode(), self._streams.rounds():
+            graph.capture(self._advance(shape))
+        self._mailbox.open(shape)
+        uplink = Uplink(layout, inbox, self._run_ahead, self._streams, self.counters)
+        return Lane(outbox, uplink, graph)
+
+    def _advance(self, shape: StepShape) -> Callable[[], None]:
+        """The round of a shape, as it is captured."""
+        inbox, outbox = self._letters[shape]
 
         def advance() -> None:
             self._round.advance(shape, inbox, outbox)
 
-        with torch.inference_mode(), self._streams.rounds():
-            graph.capture(in_fixed_blocks(advance) if self._deterministic else advance)
-        self._mailbox.open(shape)
-        uplink = Uplink(layout, inbox, self._run_ahead, self._streams, self.counters)
-        return Lane(outbox, uplink, graph)
+        return in_fixed_blocks(advance) if self._deterministic else advance
+
+    def _rehearse(self, shapes: Iterable[StepShape]) -> None:
+        """Load the kernels of shapes together; capturing would load one after another."""
+        if self._pool is None:
+            return
+        with self._streams.rounds(), self._pool.warming():
+            rehearse([self._advance(shape) for shape in shapes], "cuda")
 
     def _new_graph(self) -> Graph[None]:
         if self._pool is not None:
