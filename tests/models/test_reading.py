@@ -13,7 +13,8 @@ from torch import Tensor
 
 from freewheel.errors import CheckpointError
 from freewheel.models.header import StoredTensor, read_header
-from freewheel.models.reading import MappedReader, Mapping, Reader, StagedReader
+from freewheel.models.reading import MappedReader, Mapping, Reader
+from freewheel.models.staging import StagedReader
 
 E8M0 = torch.float8_e8m0fnu
 STORED = {
@@ -31,19 +32,29 @@ STORED = {
 
 @dataclass
 class HostSlot:
-    """A buffer of a few bytes that counts its turns, and whose copies are done at once."""
+    """A buffer of a few bytes whose copies are done when the next one waits for them."""
 
     buffer: Tensor = field(default_factory=lambda: torch.empty(96, dtype=torch.uint8))
-    waited: int = 0
-    busy: bool = False
+    sent: list[tuple[int, Tensor]] = field(default_factory=list)
+    turns: int = 0
 
     def wait(self) -> None:
-        self.waited += 1
-        self.busy = False
+        for count, target in self.sent:
+            target.copy_(self.buffer[:count])
+        self.sent.clear()
 
-    def sent(self) -> None:
-        assert not self.busy, "a buffer was filled before the device had taken what was in it"
-        self.busy = True
+    def send(self, count: int, target: Tensor) -> None:
+        assert not self.sent, "a buffer was filled before the device had taken what was in it"
+        self.sent.append((count, target))
+        self.turns += 1
+
+
+class PromptSlot(HostSlot):
+    """Copies at once, as a stream looks to whoever comes behind on it."""
+
+    def send(self, count: int, target: Tensor) -> None:
+        super().send(count, target)
+        self.wait()
 
 
 @pytest.fixture
@@ -57,7 +68,7 @@ def stored(tmp_path: Path) -> dict[str, StoredTensor]:
 def reader(request: pytest.FixtureRequest) -> Reader:
     if request.param == "mapped":
         return MappedReader(Mapping())
-    return StagedReader((HostSlot(), HostSlot()))
+    return StagedReader(PromptSlot, 3)
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -67,7 +78,8 @@ def test_every_dtype_arrives_bit_for_bit(
     want = STORED[name]
     found = torch.full_like(want.view(torch.uint8), 9).view(want.dtype)
     as_bytes = want.dtype in (torch.int8, E8M0)
-    reader.read(stored[name], found.view(torch.uint8) if as_bytes else found)
+    reader.begin(stored[name], found.view(torch.uint8) if as_bytes else found)
+    reader.settle()
     reader.close()
     assert torch.equal(found.view(torch.uint8), want.view(torch.uint8))
 
@@ -77,47 +89,88 @@ def test_a_byte_that_scales_is_a_power_of_two(
 ) -> None:
     """Whether its dtype says so or it is a plain byte, where a number is asked for."""
     numbers, powers = torch.empty(3), torch.empty(7)
-    reader.read(stored["powers"], numbers)
-    reader.read(stored["odd"], powers)
+    reader.begin(stored["powers"], numbers)
+    reader.begin(stored["odd"], powers)
+    reader.settle()
     assert numbers.tolist() == [0.25, 1.0, 64.0]
     assert powers.tolist() == [2.0 ** (e - 127) for e in range(7)]
 
 
 def test_numbers_are_cast_to_where_they_go(stored: dict[str, StoredTensor], reader: Reader) -> None:
     whole = torch.zeros(10, 100, 2, dtype=torch.float64)
-    reader.read(stored["halves"], whole[..., 1])
+    reader.begin(stored["halves"], whole[..., 1])
+    reader.settle()
     assert torch.equal(whole[..., 1], STORED["halves"].double())
     assert not whole[..., 0].any()
 
 
 def test_buffers_take_turns(stored: dict[str, StoredTensor]) -> None:
-    slots = (HostSlot(), HostSlot())
-    reader = StagedReader(slots)
+    slots: list[HostSlot] = []
+
+    def new_slot() -> HostSlot:
+        slots.append(HostSlot())
+        return slots[-1]
+
+    reader = StagedReader(new_slot, 2)
     target = torch.empty(10, 100, dtype=torch.bfloat16)
-    reader.read(stored["halves"], target)
-    turns = -(-2000 // 96)
-    assert [slot.waited for slot in slots] == [(turns + 1) // 2, turns // 2]
+    reader.begin(stored["halves"], target)
+    reader.settle()
+    assert len(slots) == 2 and all(slot.turns for slot in slots)
+    assert sum(slot.turns for slot in slots) == -(-2000 // 96)
     reader.close()
-    assert not any(slot.busy for slot in slots)
+    assert not any(slot.sent for slot in slots)
+    assert torch.equal(target, STORED["halves"])
+
+
+def test_one_tensor_does_not_wait_for_the_one_before(stored: dict[str, StoredTensor]) -> None:
+    """All of them arrive, with fewer buffers than tensors, and no buffer more than are needed."""
+    slots: list[HostSlot] = []
+
+    def new_slot() -> HostSlot:
+        slots.append(PromptSlot())
+        return slots[-1]
+
+    reader = StagedReader(new_slot, 5)
+    found = {name: torch.zeros_like(want.view(torch.uint8)) for name, want in STORED.items()}
+    for name, target in found.items():
+        reader.begin(stored[name], target)
+    reader.settle()
+    reader.close()
+    assert all(torch.equal(found[name], want.view(torch.uint8)) for name, want in STORED.items())
+    assert len(slots) <= 5
+
+
+def test_few_buffers_are_made_for_few_bytes(stored: dict[str, StoredTensor]) -> None:
+    made: list[HostSlot] = []
+    reader = StagedReader(lambda: made.append(PromptSlot()) or made[-1], 8)
+    for _ in range(6):
+        reader.begin(stored["odd"], torch.empty(7, dtype=torch.uint8))
+        reader.settle()
+    reader.close()
+    assert len(made) == 1
 
 
 def test_a_file_that_shrinks_meanwhile_is_named(stored: dict[str, StoredTensor]) -> None:
     file = stored["wide"].file
     file.write_bytes(file.read_bytes()[:-400])
     last = max(stored.values(), key=lambda s: s.start + s.size)
+    reader = StagedReader(PromptSlot, 2)
+    reader.begin(last, torch.empty(last.size, dtype=torch.uint8))
     with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while"):
-        StagedReader((HostSlot(),)).read(last, torch.empty(last.size, dtype=torch.uint8))
+        reader.settle()
+    reader.close()
 
 
 def test_few_files_are_mapped_at_once(tmp_path: Path) -> None:
     """What a mapping has touched counts as memory of the process."""
-    mapping, reader = Mapping(), StagedReader((HostSlot(),))
+    mapping, reader = Mapping(), StagedReader(PromptSlot, 1)
     for at in range(12):
         file = tmp_path / f"{at}.safetensors"
         save_file({"a": torch.full((3,), float(at))}, file)
         own = read_header(file)["a"]
         target = torch.empty(3)
-        reader.read(own, target)
+        reader.begin(own, target)
+        reader.settle()
         assert target.tolist() == mapping.tensor(own).tolist() == [at] * 3
     assert len(mapping) <= 4 and len(reader) <= 4
 

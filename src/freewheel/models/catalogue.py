@@ -77,6 +77,9 @@ class Catalogue:
             )
         self.held[name] = own.storage
 
+    def settle(self) -> None:
+        """Nothing is read."""
+
     def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         self._find(name, shape)
         return self._plain(name, shape, dtype or self.dtype)

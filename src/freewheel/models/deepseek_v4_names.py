@@ -118,6 +118,9 @@ class PublishedNames:
     def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
         self._source.fill(self._stored(name), shape, target)
 
+    def settle(self) -> None:
+        self._source.settle()
+
     def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return self._source.dense(self._stored(name), shape, dtype)
 

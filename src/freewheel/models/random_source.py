@@ -51,6 +51,9 @@ class RandomSource:
     def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
         copy_into(target, self.matrix(name, shape))
 
+    def settle(self) -> None:
+        """Targets are filled at once."""
+
     def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         return self.tensor(name, shape, dtype)
 

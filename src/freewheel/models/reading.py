@@ -3,20 +3,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections import OrderedDict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from freewheel.errors import CheckpointError
 from freewheel.models.header import StoredTensor
 
 TYPES: dict[str, torch.dtype] = {
@@ -36,11 +29,6 @@ TYPES: dict[str, torch.dtype] = {
 
 MOST_MAPPED = 4
 """Files that are mapped at once: what a mapping has touched counts as this process's memory."""
-
-BUFFER_BYTES = 64 << 20
-"""Of each of the two buffers between a file and a GPU."""
-
-READ_THREADS = 4
 
 
 class Mapping:
@@ -97,11 +85,22 @@ def seen_for(raw: Tensor, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
 
 
 class Reader(Protocol):
-    """Copies a stored tensor to where it shall lie, cast to the dtype there."""
+    """Copies stored tensors to where they shall lie, cast to the dtype there."""
 
-    def read(self, stored: StoredTensor, target: Tensor) -> None: ...
+    def begin(self, stored: StoredTensor, target: Tensor) -> None:
+        """The target may not be looked at before `settle`."""
+        ...
 
-    def close(self) -> None: ...
+    def settle(self) -> None:
+        """Return when all that was begun is where it belongs, for who comes behind on its stream.
+
+        Raises CheckpointError if a file ended too soon.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up what was begun, and all memory."""
+        ...
 
 
 class MappedReader:
@@ -110,131 +109,11 @@ class MappedReader:
     def __init__(self, mapping: Mapping) -> None:
         self._mapping = mapping
 
-    def read(self, stored: StoredTensor, target: Tensor) -> None:
+    def begin(self, stored: StoredTensor, target: Tensor) -> None:
         target.copy_(seen_for(self._mapping.bytes_of(stored), stored, target.dtype))
+
+    def settle(self) -> None:
+        """What is begun is done."""
 
     def close(self) -> None:
         """The mapping is its owner's."""
-
-
-class Slot(Protocol):
-    """One buffer on the way, and how to know that the device has taken what is in it."""
-
-    @property
-    def buffer(self) -> Tensor:
-        """uint8 [n] of host memory."""
-        ...
-
-    def wait(self) -> None:
-        """Return once the buffer may be overwritten."""
-        ...
-
-    def sent(self) -> None:
-        """A copy out of the buffer has been started."""
-        ...
-
-
-@dataclass(frozen=True)
-class PinnedSlot:
-    """Page-locked memory, from which a GPU copies while the next bytes are read."""
-
-    buffer: Tensor  # uint8 [n]
-    event: torch.cuda.Event
-
-    def wait(self) -> None:
-        self.event.synchronize()
-
-    def sent(self) -> None:
-        self.event.record()
-
-
-def pinned_slots() -> tuple[Slot, ...]:
-    """Two, for the current CUDA device."""
-    return tuple(
-        PinnedSlot(
-            torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()
-        )
-        for _ in range(2)
-    )
-
-
-class StagedReader:
-    """To a device, by way of buffers that take turns: one is filled while others are copied.
-
-    Bytes cross as they are stored and are converted on the device.
-    """
-
-    def __init__(self, slots: tuple[Slot, ...]) -> None:
-        self._slots = slots
-        self._turn = 0
-        self._files: OrderedDict[Path, int] = OrderedDict()
-        self._threads = ThreadPoolExecutor(READ_THREADS)
-
-    def __len__(self) -> int:
-        """Files that are open now."""
-        return len(self._files)
-
-    def read(self, stored: StoredTensor, target: Tensor) -> None:
-        bits = target.dtype in (TYPES[stored.dtype], torch.uint8)
-        if bits and target.is_contiguous() and target.nbytes == stored.size:
-            self._copy(stored, target.view(-1).view(torch.uint8))
-            return
-        raw = torch.empty(stored.size, dtype=torch.uint8, device=target.device)
-        self._copy(stored, raw)
-        target.copy_(seen_for(raw, stored, target.dtype))
-
-    def close(self) -> None:
-        for slot in self._slots:
-            slot.wait()
-        self._threads.shutdown()
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files.clear()
-
-    def _copy(self, stored: StoredTensor, raw: Tensor) -> None:
-        """The tensor's bytes to raw, uint8 [size]."""
-        descriptor = self._descriptor(stored.file)
-        done = 0
-        while done < stored.size:
-            slot = self._slots[self._turn]
-            self._turn = (self._turn + 1) % len(self._slots)
-            count = min(stored.size - done, slot.buffer.numel())
-            slot.wait()
-            self._fill(descriptor, stored, done, slot.buffer[:count])
-            raw[done : done + count].copy_(slot.buffer[:count], non_blocking=True)
-            slot.sent()
-            done += count
-
-    def _fill(self, descriptor: int, stored: StoredTensor, skip: int, buffer: Tensor) -> None:
-        """Read the tensor's bytes from `skip` on into buffer, by several threads."""
-        view = memoryview((ctypes.c_char * buffer.numel()).from_address(buffer.data_ptr()))
-        jobs = [
-            self._threads.submit(_read_all, descriptor, view[a:b], stored.start + skip + a)
-            for a, b in _pieces(buffer.numel(), READ_THREADS)
-        ]
-        if not all(done for done in [job.result() for job in jobs]):
-            raise CheckpointError(f"{stored.file}: truncated while it was being read")
-
-    def _descriptor(self, file: Path) -> int:
-        if file not in self._files:
-            self._files[file] = os.open(file, os.O_RDONLY)
-            if len(self._files) > MOST_MAPPED:
-                os.close(self._files.popitem(last=False)[1])
-        self._files.move_to_end(file)
-        return self._files[file]
-
-
-def _pieces(size: int, count: int) -> Iterator[tuple[int, int]]:
-    """`count` neighbouring ranges of about equal length that cover `size`."""
-    ends = [size * at // count for at in range(count + 1)]
-    yield from pairwise(ends)
-
-
-def _read_all(descriptor: int, view: memoryview, offset: int) -> bool:
-    """Fill `view` from `offset` of the file on; False if the file ends before."""
-    while len(view):
-        count = os.preadv(descriptor, [view], offset)
-        if count == 0:
-            return False
-        view, offset = view[count:], offset + count
-    return True

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 
 import torch
@@ -11,15 +12,9 @@ from torch import Tensor
 
 from freewheel.errors import CheckpointError
 from freewheel.models.header import StoredTensor
-from freewheel.models.reading import (
-    MappedReader,
-    Reader,
-    StagedReader,
-    pinned_slots,
-)
-from freewheel.models.reading import (
-    Mapping as FileMapping,
-)
+from freewheel.models.reading import MappedReader, Reader
+from freewheel.models.reading import Mapping as FileMapping
+from freewheel.models.staging import StagedReader, pinned_slot
 from freewheel.models.storage import BlockStorage, PackedStorage, PlainStorage, find_storage
 from freewheel.nn.matrix import BlockMatrix, Matrix, PackedMatrix, PlainMatrix
 
@@ -54,7 +49,8 @@ class SafetensorsSource:
 
     def _make_reader(self) -> Reader:
         if self.device.type == "cuda":
-            return StagedReader(pinned_slots())
+            largest = max((stored.size for stored in self._stored.values()), default=1)
+            return StagedReader(partial(pinned_slot, largest))
         return MappedReader(self._files)
 
     def __enter__(self) -> SafetensorsSource:
@@ -66,15 +62,20 @@ class SafetensorsSource:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._reader.close()
-        self._files.close()
+        try:
+            if kind is None:
+                self._reader.settle()
+        finally:
+            self._reader.close()
+            self._files.close()
 
     def has(self, name: str) -> bool:
         return name in self._stored
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         own = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        self._read(name, tuple(shape), own)
+        self._begin(name, tuple(shape), own)
+        self.settle()
         return own
 
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
@@ -98,6 +99,7 @@ class SafetensorsSource:
                 scale = self._empty(found.grid, torch.uint8)
                 whole = PackedMatrix(self._empty(found.bytes_shape, torch.uint8), scale)
         self.fill(name, shape, whole)
+        self.settle()
         return whole
 
     def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
@@ -107,7 +109,10 @@ class SafetensorsSource:
         if len(wanted) != len(tensors):
             raise CheckpointError(f"{name}: stored otherwise than what it is joined with")
         for (own, part), tensor in zip(wanted.items(), tensors, strict=True):
-            self._read(own, part.shape, tensor)
+            self._begin(own, part.shape, tensor)
+
+    def settle(self) -> None:
+        self._reader.settle()
 
     def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         if isinstance(find_storage(self._stored, name, tuple(shape)), PlainStorage):
@@ -133,10 +138,10 @@ class SafetensorsSource:
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
-    def _read(self, name: str, shape: tuple[int, ...], target: Tensor) -> None:
+    def _begin(self, name: str, shape: tuple[int, ...], target: Tensor) -> None:
         """Tensor `name`, which is of `shape` in its file, to where it shall lie."""
         stored = self._check(name, shape)
-        self._reader.read(stored, target)
+        self._reader.begin(stored, target)
         self._count(stored)
 
     def _check(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
@@ -150,7 +155,7 @@ class SafetensorsSource:
         return stored
 
     def _count(self, stored: StoredTensor) -> None:
-        """The tensor has been read to its end."""
+        """The tensor is read, or begun to be read."""
         self._done += stored.size
         if self._progress is not None:
             self._progress(self._done, self._total)

@@ -156,6 +156,7 @@ def _load_apart(
             target = place(gate_up, expert, half, 2)
             source.fill(f"{own}.{part}.weight", (inner, width), target)
         source.fill(f"{own}.{parts.down}.weight", (width, inner), place(down, expert, 0, 1))
+    source.settle()
     return gate_up, down
 
 

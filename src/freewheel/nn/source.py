@@ -42,7 +42,17 @@ class WeightSource(Protocol):
         ...
 
     def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
-        """As `matrix`, read into `target`. Raises UnsupportedModel if it is stored otherwise."""
+        """As `matrix`, into `target`, which may not be looked at before `settle`.
+
+        Raises UnsupportedModel if it is stored otherwise.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Return when every target of `fill` holds its weight, for who comes behind on its stream.
+
+        Raises CheckpointError if a file ended too soon.
+        """
         ...
 
     def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
