@@ -22,12 +22,23 @@ DEVICES = ("auto", "cpu", "cuda")
 GRAPHS = ("auto", "eager", "tape", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float64")
 LOAD_FORMATS = ("safetensors", "dummy")
+PRECISIONS = ("fp8", "mxfp4", "bf16")
+"""What weights can be converted to."""
+
 MAX_RUN_AHEAD = 3
 AUTO_DEPTHS = (0, 1, 2, 3, 5)
 """What `speculate="auto"` chooses among. Each costs a graph for each batch."""
 AUTO_START = 3
 
 _WIDTHS = (16, 64, 256, 1024, 4096)
+
+
+def room_for(rounds: int, depth: int) -> int:
+    """Tokens behind the context that a run of `rounds` rounds may need, rounds in flight included.
+
+    A round decides at most `depth` + 1 tokens of a row, and writes as many drafts behind them.
+    """
+    return (rounds + MAX_RUN_AHEAD + 1) * (1 + depth) + depth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +181,20 @@ def find_model(name: str, load_format: str = "safetensors") -> Path:
     raise CheckpointError(
         f"model: {name!r} is neither a folder nor a shipped model ({', '.join(SHIPPED_MODELS)})"
     )
+
+
+def check_conversion(model: str, out: Path, to: str) -> Path:
+    """The folder of `model`, which is to be written to `out` with weights in `to`.
+
+    Raises CheckpointError if there is none; ConfigError for a precision that is not known or a
+    place that is taken.
+    """
+    folder = find_model(model)
+    if to not in PRECISIONS:
+        raise ConfigError(f"to: must be one of {', '.join(PRECISIONS)}; got {to!r}")
+    if out.exists() or out.is_symlink():
+        raise ConfigError(f"out: {out} is there already; give a place that is not")
+    return folder
 
 
 CACHE_VARIABLES = ("FREEWHEEL_KERNEL_CACHE", "TRITON_CACHE_DIR")

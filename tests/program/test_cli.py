@@ -279,6 +279,15 @@ def test_inspect_lists_what_each_graph_calls(
     assert "calls" not in freewheel("inspect", folders[name], "--json").json["ladder"][0]
 
 
+def test_inspect_keeps_its_lines_short_and_counts_in_words(freewheel: Any) -> None:
+    lines = freewheel("inspect", "demo-v4", "--graph").out.splitlines()
+    assert max(map(len, lines)) <= 100
+    (table,) = (line for line in lines if line.endswith("ffn.gate.tid2eid"))
+    assert "1 tensor (stored as I64)" in table
+    calls = [line for line in lines if line.endswith("  freewheel::commit")]
+    assert calls and all(line.split() == ["1", "freewheel::commit"] for line in calls)
+
+
 def test_inspect_gives_each_group_of_the_v4_demo_its_bytes(freewheel: Any) -> None:
     lines = freewheel("inspect", "demo-v4").out.splitlines()
     groups = ("window", "compressed4", "tail4", "compressed128", "tail128")

@@ -203,3 +203,8 @@ def test_what_differs_from_the_manifest_is_named(change: Any, says: str, tmp_pat
     change(tmp_path)
     with pytest.raises(CheckpointError, match=says):
         verify(str(tmp_path))
+
+
+def test_only_weights_that_change_are_counted(tmp_path: Path) -> None:
+    """The demo is stored in bfloat16 already."""
+    assert convert("demo", tmp_path / "same", "bf16") == ("0 weights converted",)

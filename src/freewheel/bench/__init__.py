@@ -2,24 +2,34 @@
 """Measurements: requests served in this process (`offline`), rounds of decoding (`decode`), and a
 server under load (`load`, which needs the libraries of the `server` extra and is not loaded here).
 
-`timeline` writes what a round's time went on as a trace, `picture` draws it. May import the engine,
-`freewheel.config`, `freewheel.spec` and the standard library. Must never touch a tensor.
+`plans` says what is measured. `timeline` writes what a round's time went on as a trace, `picture`
+draws it. May import the engine, `freewheel.config`, `freewheel.spec` and the standard library. Must
+never touch a tensor.
+
+Names are loaded when first used, so that a plan can be checked without torch.
 """
 
 from __future__ import annotations
 
-from freewheel.bench.decode import DecodeBench, DecodeRun, bench_decode, decode_summary
-from freewheel.bench.offline import (
-    BenchRun,
-    Workload,
-    bench,
-    count_differing,
-    plan_runs,
-    summary,
-)
-from freewheel.bench.picture import draw_picture
-from freewheel.bench.statistics import quantile
-from freewheel.bench.timeline import Timeline, read_timeline, write_timeline
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from freewheel.bench.decode import DecodeRun, bench_decode, decode_summary
+    from freewheel.bench.offline import BenchRun, bench, count_differing, summary
+    from freewheel.bench.picture import draw_picture
+    from freewheel.bench.plans import DecodeBench, Workload, plan_runs
+    from freewheel.bench.statistics import quantile
+    from freewheel.bench.timeline import Timeline, read_timeline, write_timeline
+
+_HOMES = {
+    "decode": ("DecodeRun", "bench_decode", "decode_summary"),
+    "offline": ("BenchRun", "bench", "count_differing", "summary"),
+    "picture": ("draw_picture",),
+    "plans": ("DecodeBench", "Workload", "plan_runs"),
+    "statistics": ("quantile",),
+    "timeline": ("Timeline", "read_timeline", "write_timeline"),
+}
 
 __all__ = [
     "BenchRun",
@@ -38,3 +48,14 @@ __all__ = [
     "summary",
     "write_timeline",
 ]
+
+
+def __getattr__(name: str) -> object:
+    for home, names in _HOMES.items():
+        if name in names:
+            return vars(import_module(f"freewheel.bench.{home}"))[name]
+    raise AttributeError(f"module 'freewheel.bench' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from freewheel.bench.plans import COUNTED, WARM, DecodeBench
 from freewheel.bench.statistics import quantile
 from freewheel.bench.timeline import Timeline
 from freewheel.config import EngineConfig
@@ -24,67 +25,8 @@ from freewheel.engine import (
     SteadyDecode,
     SteadyRun,
     covered,
-    room_for,
 )
 from freewheel.errors import ConfigError
-
-WARM, COUNTED = 4, 5
-"""Rounds before those that are timed, and rounds of the pass that counts."""
-
-UNLIMITED = 1 << 49
-"""Bytes of cache: every row's whole context has its pages, or memory runs out and says so."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeBench:
-    """What is measured. `accept`: tokens that a round decides of each row on average; None leaves
-    the drafts to the model. `slow_hosts`: milliseconds that the host sleeps in every turn; each
-    batch is measured at each.
-
-    Raises ConfigError, naming the option, if one is out of range or contradicts another.
-    """
-
-    model: str
-    batches: tuple[int, ...]
-    context: int = 4096
-    speculate: int = 3
-    accept: float | None = None
-    rounds: int = 50
-    slow_hosts: tuple[float, ...] = (0.0,)
-
-    def __post_init__(self) -> None:
-        if not self.batches:
-            raise ConfigError("batch: needs at least one number")
-        for name, value in (("context", self.context), ("rounds", self.rounds)):
-            if value < 1:
-                raise ConfigError(f"{name}: must be at least 1, got {value}")
-        if not self.slow_hosts or not all(0 <= ms <= 10_000 for ms in self.slow_hosts):
-            raise ConfigError(f"slow_host: must be 0 to 10000 milliseconds, got {self.slow_hosts}")
-        if self.accept is not None and not 1 <= self.accept <= 1 + self.speculate:
-            raise ConfigError(
-                f"accept: must be 1 to {1 + self.speculate}, one token and the drafts of a round, "
-                f"got {self.accept:g}"
-            )
-
-    @property
-    def longest_run(self) -> int:
-        """Rounds from where the rows are put."""
-        return WARM + max(self.rounds, COUNTED)
-
-    def config(self, **options: Any) -> EngineConfig:
-        """The engine that is measured. Raises ConfigError for an invalid option."""
-        room = room_for(self.longest_run, self.speculate)
-        return EngineConfig(
-            model=self.model,
-            speculate=self.speculate,
-            max_batch=max(self.batches),
-            prefill_batch=1,
-            chunk=16,
-            context_len=self.context + room,
-            cache_bytes=UNLIMITED,
-            prefix_cache=False,  # rows are placed by hand, and hold nothing worth finding
-            **options,
-        )
 
 
 @dataclass(frozen=True)

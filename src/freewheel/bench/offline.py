@@ -10,82 +10,18 @@ from __future__ import annotations
 
 import gc
 import itertools
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from freewheel.bench.plans import Workload
 from freewheel.bench.statistics import spread
 from freewheel.config import EngineConfig
 from freewheel.engine import LLM, Arrival, Machine, Output, Resolved
-from freewheel.errors import ConfigError, RequestError
-from freewheel.spec import SamplingParams
 
 WARM_UP_TOKENS = 8
 """Answer tokens of each request of the warm-up, at most."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """The same requests for every engine: request i has the i-th prompt and the seed `seed + i`.
-
-    `texts`: prompts, taken in turn until there are `requests`. Without them prompts are
-    `prompt_tokens` random token ids, drawn from `seed`; no text looks like that, so what drafts
-    gain on them says little. Every answer has `max_tokens` tokens: end-of-sequence ids do not end
-    it. Raises RequestError if a field is out of range.
-    """
-
-    requests: int
-    max_tokens: int = 64
-    temperature: float = 0.0
-    seed: int = 0
-    prompt_tokens: int = 64
-    texts: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("requests", "prompt_tokens"):
-            if vars(self)[name] < 1:
-                raise RequestError(name, f"must be at least 1, got {vars(self)[name]}")
-        self.params(self.max_tokens)
-
-    @property
-    def source(self) -> str:
-        """Where the prompts come from, in words."""
-        if self.texts:
-            return f"{len(self.texts)} given texts in turn"
-        return f"{self.prompt_tokens} random token ids each, seed {self.seed}"
-
-    def params(self, max_tokens: int) -> list[SamplingParams]:
-        return [
-            SamplingParams(
-                temperature=self.temperature,
-                seed=self.seed + number,
-                max_tokens=max_tokens,
-                ignore_eos=True,
-            )
-            for number in range(self.requests)
-        ]
-
-    def prompts(self, llm: LLM) -> list[list[int]]:
-        """Token ids. Raises RequestError if a whole answer does not fit behind one of them."""
-        if self.texts:
-            encoded = [llm.tokenizer.encode_prompt(text) for text in self.texts]
-            prompts = list(itertools.islice(itertools.cycle(encoded), self.requests))
-        else:
-            rng, vocabulary = random.Random(self.seed), llm.spec.vocab_size
-            prompts = [
-                [rng.randrange(vocabulary) for _ in range(self.prompt_tokens)]
-                for _ in range(self.requests)
-            ]
-        longest = max(map(len, prompts))
-        if longest + self.max_tokens > llm.context_len:
-            raise RequestError(
-                "max_tokens",
-                f"a prompt of {longest} tokens and {self.max_tokens} of answer exceed the context "
-                f"of {llm.context_len}; lower max_tokens or the prompt, or raise context_len",
-            )
-        return prompts
 
 
 @dataclass(frozen=True)
@@ -112,30 +48,6 @@ class BenchRun:
     late_captures: int
     outputs: tuple[Output, ...]
     differing_tokens: int
-
-
-def plan_runs(
-    model: str, batches: Sequence[int], depths: Sequence[int], **options: Any
-) -> list[EngineConfig]:
-    """One engine for each batch and number of drafts. Raises ConfigError for an invalid option."""
-    for name, values in (("batch", batches), ("speculate", depths)):
-        if not values:
-            raise ConfigError(f"{name}: needs at least one number")
-    for batch in batches:
-        if batch < 1:
-            raise ConfigError(f"batch: must be at least 1, got {batch}")
-    return [
-        EngineConfig(
-            model=model,
-            max_batch=batch,
-            prefill_batch=min(2, batch),
-            speculate=depth,
-            prefix_cache=False,  # prompts come again, and each is to be computed
-            **options,
-        )
-        for batch in batches
-        for depth in depths
-    ]
 
 
 def bench(

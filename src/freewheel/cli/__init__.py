@@ -5,24 +5,22 @@ May import the engine, `freewheel.config`, `freewheel.spec`, `freewheel.audit`, 
 `freewheel.chat`, typer and rich. Exit codes: 0 done, 1 the run failed, 2 bad arguments or a bad
 model, 130 interrupted.
 
-Importing this package imports nothing else: PyTorch takes a second, and whoever interrupts that
-second should see no traceback.
+Importing this package imports nothing else, and importing its commands imports no PyTorch, which
+takes seconds: `later` gets it when a command needs it. Whoever interrupts an import sees no
+traceback.
 """
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 
-__all__ = ["main"]
+from freewheel.cli.later import importing
 
-INTERRUPTED = 130
+__all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line; the console script."""
-    try:
+    with importing():
         app = import_module("freewheel.cli.app")
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
     vars(app)["main"]()

@@ -11,7 +11,6 @@ import typer
 
 import freewheel
 from freewheel.cli import (
-    INTERRUPTED,
     audit,
     bench,
     chat,
@@ -22,6 +21,7 @@ from freewheel.cli import (
     serve,
     simulate,
 )
+from freewheel.cli.later import INTERRUPTED
 from freewheel.cli.terminal import accept_any_letter, fail
 from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 

@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from freewheel.audit import AuditReport
-from freewheel.audit import audit as run_audit
 from freewheel.cli import options as o
+from freewheel.cli.later import Later
 from freewheel.cli.terminal import answers, counting, fail, open_llm, write_json
+
+if TYPE_CHECKING:
+    from freewheel import audit as auditing
+    from freewheel.audit import AuditReport
+else:
+    auditing = Later("freewheel.audit")
 
 
 def audit(
@@ -48,7 +53,7 @@ def audit(
         guard=True,
     )
     with counting("rounds", rounds, lambda: llm.executor.counters.rounds):
-        report = run_audit(llm, rounds)
+        report = auditing.audit(llm, rounds)
     if json:
         write_json(asdict(report) | {"passed": report.passed})
     else:

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from freewheel.bench import BenchRun, Workload, plan_runs, summary
-from freewheel.bench import bench as run_bench
+from freewheel.bench import Workload, plan_runs
 from freewheel.cli import bench_decode, bench_serve
 from freewheel.cli import options as o
+from freewheel.cli.later import Later
 from freewheel.cli.terminal import answers, open_llm, write_json
+from freewheel.config import find_model
 from freewheel.errors import RequestError
+
+if TYPE_CHECKING:
+    from freewheel.bench import BenchRun
+    from freewheel.bench import offline as measuring
+else:
+    measuring = Later("freewheel.bench.offline")
 
 PROMPT_TOKENS = 64
 
@@ -102,12 +109,13 @@ def offline(
         prompt_tokens=PROMPT_TOKENS if prompt_tokens is None else prompt_tokens,
         texts=texts,
     )
+    find_model(model)
     runs: list[BenchRun] = []
-    for run in run_bench(configs, workload, open_llm):
+    for run in measuring.bench(configs, workload, open_llm):
         if not json and not runs:
             _print_head(model, workload, run)
         if not json:
-            answers.print(_row(summary(run)))
+            answers.print(_row(measuring.summary(run)))
         runs.append(run)
     if json:
         write_json(_as_object(model, workload, runs))
@@ -136,7 +144,7 @@ def _as_object(model: str, workload: Workload, runs: list[BenchRun]) -> dict[str
         "graph": first.resolved.graph,
         "context_len": first.context_len,
         "workload": {"prompts": workload.source, **work, "ignore_eos": True},
-        "runs": [summary(run) for run in runs],
+        "runs": [measuring.summary(run) for run in runs],
     }
 
 

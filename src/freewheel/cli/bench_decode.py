@@ -5,22 +5,34 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from freewheel.bench import (
-    DecodeBench,
-    DecodeRun,
-    bench_decode,
-    decode_summary,
-    draw_picture,
-    read_timeline,
-    write_timeline,
-)
+from freewheel.bench import DecodeBench
 from freewheel.cli import options as o
+from freewheel.cli.later import Later
 from freewheel.cli.terminal import answers, messages, write_json
+from freewheel.config import find_model
 from freewheel.errors import ConfigError
+
+if TYPE_CHECKING:
+    from freewheel.bench import (
+        DecodeRun,
+    )
+    from freewheel.bench import (
+        decode as measuring,
+    )
+    from freewheel.bench import (
+        picture as drawing,
+    )
+    from freewheel.bench import (
+        timeline as traces,
+    )
+else:
+    measuring = Later("freewheel.bench.decode")
+    drawing = Later("freewheel.bench.picture")
+    traces = Later("freewheel.bench.timeline")
 
 HELP = (
     "Time rounds of decoding in a steady state, for each batch.\n\n"
@@ -89,17 +101,18 @@ def decode(
         threads=threads,
         deterministic=deterministic,
     )
+    find_model(model, load_format)
     messages.print(f"loading {model}", markup=False, soft_wrap=True)
     runs: list[DecodeRun] = []
-    for run in bench_decode(plan, config):
+    for run in measuring.bench_decode(plan, config):
         if not json and not runs:
             _print_head(plan, run, run_ahead)
         if not json:
-            answers.print(_row(decode_summary(plan, run)))
+            answers.print(_row(measuring.decode_summary(plan, run)))
         runs.append(run)
     if timeline is not None:
         titles = (f"batch {run.batch}, host slowed by {run.slow_host:g} ms" for run in runs)
-        write_timeline(timeline, dict(zip(titles, (r.timeline for r in runs), strict=True)))
+        traces.write_timeline(timeline, dict(zip(titles, (r.timeline for r in runs), strict=True)))
     if json:
         write_json(_as_object(plan, runs, load_format, run_ahead))
 
@@ -127,7 +140,7 @@ def picture(
     if not out.parent.is_dir():
         raise ConfigError(f"out: there is no folder {out.parent}")
     if timeline is not None:
-        _write(out, draw_picture(read_timeline(timeline), timeline.name))
+        _write(out, drawing.draw_picture(traces.read_timeline(timeline), timeline.name))
         return
     plan = DecodeBench(
         model=model,
@@ -138,12 +151,13 @@ def picture(
         slow_hosts=(slow_host,),
     )
     config = plan.config(load_format=load_format, device=device, run_ahead=run_ahead)
-    (run,) = bench_decode(plan, config)
+    find_model(model, load_format)
+    (run,) = measuring.bench_decode(plan, config)
     title = (
         f"{Path(model).stem} on {run.machine.processor}: {batch} x {1 + speculate} tokens, "
         f"{context} behind them, {run_ahead} rounds ahead"
     )
-    _write(out, draw_picture(run.timeline, title))
+    _write(out, drawing.draw_picture(run.timeline, title))
 
 
 def _write(out: Path, picture: str) -> None:
@@ -234,5 +248,5 @@ def _as_object(
         "graph": first.resolved.graph,
         "drafter": first.resolved.drafter,
         "run_ahead": run_ahead,
-        "runs": [decode_summary(plan, run) for run in runs],
+        "runs": [measuring.decode_summary(plan, run) for run in runs],
     }

@@ -6,14 +6,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from freewheel import LLM, Chunk, SamplingParams
 from freewheel.chat import NO_THINK, Ask, Chat, Message, Prompt, open_chat
 from freewheel.cli import options as o
 from freewheel.cli.generate import answer_object, summary
+from freewheel.cli.later import Later
 from freewheel.cli.terminal import (
     fail,
     is_typed,
@@ -24,7 +24,13 @@ from freewheel.cli.terminal import (
     write_pieces,
 )
 from freewheel.config import EngineConfig, find_model
-from freewheel.engine import Tokenizer, survey
+from freewheel.spec import SamplingParams
+
+if TYPE_CHECKING:
+    from freewheel import LLM, Chunk, engine
+    from freewheel.engine import Tokenizer
+else:
+    engine = Later("freewheel.engine")
 
 
 def chat(
@@ -107,7 +113,8 @@ def _converse(
 def _encoding(options: EngineConfig) -> Chat:
     """How to talk to the model. Raises UnsupportedModel, before weights are read, if nobody can."""
     folder = find_model(options.model)
-    found = open_chat(folder, survey(options).spec.family, Tokenizer(folder))
+    tokenizer = engine.Tokenizer(folder)
+    found = open_chat(folder, engine.survey(options).spec.family, tokenizer)
     found.prompt([Message("user", "hello")])
     return found
 

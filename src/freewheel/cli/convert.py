@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from freewheel.cli import options as o
+from freewheel.cli.later import Later
 from freewheel.cli.terminal import answers, loading, write_json
-from freewheel.engine import convert as run_convert
+from freewheel.config import check_conversion
+
+if TYPE_CHECKING:
+    from freewheel import engine
+else:
+    engine = Later("freewheel.engine")
 
 
 def convert(
@@ -20,8 +26,9 @@ def convert(
     json: o.Json = False,
 ) -> None:
     """Write MODEL again with weights in another precision. OUT appears whole or not at all."""
+    check_conversion(model, out, to)
     with loading(model, "converting") as progress:
-        notes = run_convert(model, out, to, progress)
+        notes = engine.convert(model, out, to, progress)
     if json:
         write_json({"out": str(out), "to": to, "notes": notes})
         return

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from freewheel import LLM, Chunk, Logprobs, Metrics, SamplingParams
 from freewheel.cli import options as o
 from freewheel.cli.sampling import takes_sampling
 from freewheel.cli.terminal import (
@@ -24,6 +23,10 @@ from freewheel.cli.terminal import (
     write_prompt,
 )
 from freewheel.errors import RequestError
+from freewheel.spec import SamplingParams
+
+if TYPE_CHECKING:
+    from freewheel import LLM, Chunk, Logprobs, Metrics
 
 
 @takes_sampling

@@ -5,18 +5,28 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from typing import Annotated
+from itertools import zip_longest
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from freewheel.cli import options as o
+from freewheel.cli.later import Later
 from freewheel.cli.terminal import answers, loading, write_json
-from freewheel.config import EngineConfig
-from freewheel.engine import Survey, outline, survey
-from freewheel.engine import verify as verify_files
+from freewheel.config import EngineConfig, find_model
 from freewheel.spec import StepShape
 
+if TYPE_CHECKING:
+    from freewheel import engine
+    from freewheel.engine import Survey
+else:
+    engine = Later("freewheel.engine")
+
 OWN = "freewheel::"
+
+LINE = 100
+"""Letters of a line, at most; a longer word stands alone."""
 
 NAMES = {"BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 """safetensors' names of dtypes that are also computed in."""
@@ -44,10 +54,6 @@ def inspect(
     With --graph, every round is traced on tensors without memory. An operator of Freewheel's own
     counts as one call; `freewheel audit` counts kernels on a CUDA device.
     """
-    verified = None
-    if verify:
-        with loading(model, "verifying") as progress:
-            verified = verify_files(model, progress)
     config = EngineConfig(
         model=model,
         speculate=o.depth(speculate),
@@ -59,8 +65,13 @@ def inspect(
         device=device,
         dtype=dtype,
     )
-    found = survey(config)
-    graphs = outline(config) if graph else {}
+    find_model(model)
+    verified = None
+    if verify:
+        with loading(model, "verifying") as progress:
+            verified = engine.verify(model, progress)
+    found = engine.survey(config)
+    graphs = engine.outline(config) if graph else {}
     if json:
         checked = {} if verified is None else {"verified": verified}
         write_json(_as_object(found, graphs) | checked)
@@ -100,7 +111,8 @@ def _print(found: Survey) -> None:
     _section("runs in")
     for kind in found.precisions:
         stored = "" if kind.held == NAMES.get(kind.stored) else f" (stored as {kind.stored})"
-        _row(kind.held, f"{kind.tensors:,} tensors{stored}: {', '.join(kind.modules)}", 28)
+        count = "1 tensor" if kind.tensors == 1 else f"{kind.tensors:,} tensors"
+        _row(kind.held, f"{count}{stored}: {', '.join(kind.modules)}", 28)
     _section("memory plan")
     for name, size in found.memory.items():
         _row(name, _bytes(size))
@@ -134,7 +146,7 @@ def _print(found: Survey) -> None:
     if found.notes:
         _section("notes")
     for note in found.notes:
-        answers.print(f"  {note}")
+        _row("", note, 0)
 
 
 def _print_graphs(graphs: dict[StepShape, Counter[str]]) -> None:
@@ -143,7 +155,7 @@ def _print_graphs(graphs: dict[StepShape, Counter[str]]) -> None:
         _section(f"graph of {shape.batch} x {shape.width}, then {shape.depth} drafts")
         _row("calls", f"{calls.total()}, of which {own} are Freewheel's own operators")
         for name, count in calls.most_common():
-            _row("", f"{count:5}  {name}")
+            _row("", f"{count:>5}  {name}")
 
 
 def _usable_pages(found: Survey) -> str:
@@ -157,7 +169,10 @@ def _section(title: str) -> None:
 
 
 def _row(name: str, value: object, width: int = 14) -> None:
-    answers.print(f"  {name:{width}}{value}")
+    """A name and what is to be said of it, in as many lines as that takes."""
+    lines = wrap(str(value), LINE - 2 - width, break_long_words=False, break_on_hyphens=False)
+    for head, line in zip_longest([name], lines or [""], fillvalue=""):
+        answers.print(f"  {head:{width}}{line}")
 
 
 def _bytes(size: float) -> str:

@@ -11,9 +11,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from freewheel import SamplingParams
 from freewheel.cli import options as o
 from freewheel.errors import RequestError
+from freewheel.spec import SamplingParams
 
 Ids = list[int] | None
 Words = list[str] | None

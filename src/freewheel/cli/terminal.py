@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -28,10 +28,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freewheel import LLM, Piece
+from freewheel.cli.driver import open_driver
+from freewheel.cli.later import Later
 from freewheel.config import EngineConfig, find_model
 from freewheel.errors import RequestError
 from freewheel.spec import StepShape
+
+if TYPE_CHECKING:
+    from freewheel import LLM, Piece, engine
+else:
+    engine = Later("freewheel.engine")
 
 ACCEPTED = "green"
 """Style of text that came from an accepted draft."""
@@ -152,8 +158,10 @@ def open_llm(model: str, *, prompt: str | None = None, **options: Any) -> LLM:
     """
     EngineConfig(model=model, **options)
     find_model(model)
+    if options.get("device") != "cpu":
+        open_driver()
     with loading(model) as progress:
-        llm = LLM(model, progress=progress, **options)
+        llm = engine.LLM(model, progress=progress, **options)
     if llm.built.resolved.graph == "cuda":
         capture(llm, prompt)  # seconds a graph, which an answer should not wait for unexplained
     return llm

@@ -24,7 +24,6 @@ from freewheel.runtime import (
     convert,
     covered,
     outline,
-    room_for,
     survey,
     verify,
 )
@@ -57,7 +56,6 @@ __all__ = [
     "convert",
     "covered",
     "outline",
-    "room_for",
     "survey",
     "verify",
 ]

@@ -15,7 +15,7 @@ from freewheel.runtime.counters import Counters
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.machine import Machine
 from freewheel.runtime.outline import outline
-from freewheel.runtime.steady import SteadyCounts, SteadyDecode, SteadyRun, room_for
+from freewheel.runtime.steady import SteadyCounts, SteadyDecode, SteadyRun
 from freewheel.runtime.survey import Survey, survey, verify
 from freewheel.runtime.tracing import DeviceTrace, covered, traced
 
@@ -36,7 +36,6 @@ __all__ = [
     "convert",
     "covered",
     "outline",
-    "room_for",
     "survey",
     "traced",
     "verify",

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from freewheel.config import find_model
+from freewheel.config import check_conversion
 from freewheel.errors import CheckpointError, ConfigError
 from freewheel.models import ModelFolder, StoredTensor, open_folder
 from freewheel.models.folder import INDEX
@@ -42,9 +42,7 @@ def convert(model: str, out: Path, to: str, progress: Progress | None = None) ->
     Raises CheckpointError for a folder that holds no model or weights that cannot be converted;
     ConfigError for a precision that is not known or a place that is taken.
     """
-    folder = open_folder(find_model(model))
-    if out.exists() or out.is_symlink():
-        raise ConfigError(f"out: {out} is there already; give a place that is not")
+    folder = open_folder(check_conversion(model, out, to))
     stock = take_stock(folder, torch.bfloat16, mtp=has_mtp_weights(folder))
     work = make_requantiser(folder, stock.catalogue, to)
     with _appearing(out) as part:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from freewheel import ops
-from freewheel.errors import CheckpointError, ConfigError
+from freewheel.errors import CheckpointError
 from freewheel.models import Catalogue, ModelFolder, StoredTensor
 from freewheel.models.reading import Mapping
 from freewheel.models.storage import (
@@ -26,7 +26,6 @@ Tensors = dict[str, Tensor]
 Encode = Callable[[str, Tensor], Tensors]
 """(name, float32 [..., N, K]) -> the tensors that store it."""
 
-PRECISIONS = ("fp8", "mxfp4", "bf16")
 EXPERTS = ".experts."
 KEPT = (".eh_proj.weight", ".compressor.wkv.weight", ".compressor.wgate.weight")
 """Projections that are left as they are: V3.2's and GLM's own, and those whose products V4 sums."""
@@ -95,11 +94,9 @@ def _factors(stored: StoredTensor, mapping: Mapping) -> Tensor:
 
 
 def make_requantiser(folder: ModelFolder, catalogue: Catalogue, to: str) -> Requantiser:
-    """What `to` asks of each weight. Raises ConfigError for a precision that is not known."""
-    if to not in PRECISIONS:
-        raise ConfigError(f"to: must be one of {', '.join(PRECISIONS)}; got {to!r}")
+    """What `to` asks of each weight: a key of `config.PRECISIONS`."""
     if to == "bf16":
-        return Requantiser(folder, catalogue.storages, _halved(catalogue))
+        return Requantiser(folder, catalogue.storages, _halved(folder, catalogue))
     fp8 = _encode_powers if folder.spec.family == V4 else _encode_blocks
     targets: dict[str, Encode] = {}
     for name, storage in catalogue.storages.items():
@@ -111,13 +108,16 @@ def make_requantiser(folder: ModelFolder, catalogue: Catalogue, to: str) -> Requ
     return Requantiser(folder, catalogue.storages, targets)
 
 
-def _halved(catalogue: Catalogue) -> dict[str, Encode]:
-    """Whatever is quantised or computed in the model's own dtype, in bfloat16."""
+def _halved(folder: ModelFolder, catalogue: Catalogue) -> dict[str, Encode]:
+    """Whatever is quantised or computed in the model's own dtype, in bfloat16 if it is not yet."""
     return {
         name: _encode_half
         for name, held in catalogue.held.items()
-        if held == "bfloat16"
-        or isinstance(catalogue.storages.get(name), BlockStorage | PackedStorage)
+        if folder.tensors[name].dtype != "BF16"
+        and (
+            held == "bfloat16"
+            or isinstance(catalogue.storages.get(name), BlockStorage | PackedStorage)
+        )
     }
 
 

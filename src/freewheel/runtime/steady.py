@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from freewheel.config import MAX_RUN_AHEAD, EngineConfig
+from freewheel.config import EngineConfig, room_for
 from freewheel.decode import ForcedTarget
 from freewheel.graph import Graph, SyncLog, no_host_sync
 from freewheel.host import Request, Scheduler
@@ -261,11 +261,3 @@ def _draw(cache: Tensor) -> None:
         cache.normal_()
     else:
         cache.random_(0, 64)
-
-
-def room_for(rounds: int, depth: int) -> int:
-    """Tokens behind the context that a run of `rounds` rounds may need, rounds in flight included.
-
-    A round decides at most `depth` + 1 tokens of a row, and writes as many drafts behind them.
-    """
-    return (rounds + MAX_RUN_AHEAD + 1) * (1 + depth) + depth

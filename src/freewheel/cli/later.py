@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages that need PyTorch, imported when a command first uses one of their names.
+
+PyTorch takes seconds to import. Help and complaints about arguments do without it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C ended."""
+
+
+class Later:
+    """Stands for a module: `Later("freewheel.engine").LLM` imports it, at the first such use."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        with importing():
+            module = import_module(self._module)
+        return vars(module)[name]
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """A context for long imports. Ctrl-C ends the process there and then, without a word.
+
+    As an exception it could surface in any library's import, which may turn it into another. What
+    is imported lives on, so that Python's collector does not look through it again and again.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, collects = signal.signal(signal.SIGINT, _leave), gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)
+    finally:
+        if collects:
+            gc.enable()
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave(*_: object) -> None:
+    os._exit(INTERRUPTED)
