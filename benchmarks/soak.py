@@ -27,6 +27,8 @@ from freewheel.errors import FreewheelError
 KNOWN = 12
 """Prompts whose answers are checked whenever they come."""
 MOST_LIVE = 24
+EVERY_SECONDS = 5.0
+"""How often memory is looked at."""
 
 
 def resident_bytes() -> int:
@@ -140,14 +142,15 @@ def main() -> int:
     while (passed := time.monotonic() - begun) < 60 * asked.minutes:
         soak.turn(number)
         number += 1
-        if number % 200 == 0:
+        if not sizes or passed >= sizes[-1][0] + EVERY_SECONDS:
             sizes.append((passed, resident_bytes()))
             print(f"{passed:7.0f} s  {dict(soak.seen)}  {sizes[-1][1]:,}", file=sys.stderr)
     for name in list(soak.live):
         soak.engine.abort(name)
     load = soak.engine.load()
+    sizes.append((time.monotonic() - begun, resident_bytes()))
     home = all(pool.free + pool.cached == pool.total for pool in (load.rows, *load.pages))
-    early = [size for when, size in sizes if when <= 12 * asked.minutes] or [sizes[0][1]]
+    early = [size for when, size in sizes if when <= max(12 * asked.minutes, sizes[0][0])]
     growth = sizes[-1][1] / max(early) - 1
     figures = {
         "model": asked.model,
@@ -158,6 +161,7 @@ def main() -> int:
         "every_page_home": home,
         "resident_growth": growth,
         "resident_bytes": sizes[-1][1],
+        "samples": len(sizes),
     }
     print(json.dumps(figures))
     return 0 if home and growth < 0.02 and not soak.seen["wrong"] else 1
