@@ -45,7 +45,8 @@ def room_for(rounds: int, depth: int) -> int:
 class EngineConfig:
     """What an engine is asked for.
 
-    `speculate`: drafts a round (0 to 7), or "auto", chosen anew for each round among AUTO_DEPTHS; by `drafter`: the
+    `speculate`: drafts a round (0 to 7), or "auto": chosen for each round among AUTO_DEPTHS. They
+    come by `drafter`: the
     model's own multi-token-prediction layer (mtp), prompt look-up (lookup), or the first of these
     that the model has (auto). `run_ahead`: rounds launched before the oldest letter is
     read (0 to 3). `chunk`: prompt tokens a round computes of one request, at most. `max_batch`:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choosing the depth of rounds: near the best fixed depth, whatever the text, the load, the price."""
+"""Choosing the depth of rounds: near the best fixed one, whatever the text, load and price."""
 
 from __future__ import annotations
 

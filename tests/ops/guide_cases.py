@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from tests.ops.adjust_cases import ints
 from tests.ops.grammar_cases import ROWS, VOCABULARY, grammar_case
 
 
-def guide_case(seed: int, choices: int, dtype: torch.dtype = torch.float32) -> tuple[object, ...]:
+def guide_case(seed: int, choices: int, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
     """Arguments of `guide`."""
     case, rng = grammar_case(seed, choices, dtype), random.Random(seed)
     chance = torch.Generator().manual_seed(seed)

@@ -67,7 +67,9 @@ def test_any_schedule_of_depths_gives_the_same_tokens(
     outputs = llm.generate(requests, params)
     assert [one.token_ids for one in outputs] == [one.token_ids for one in want]
     assert outputs[2].logprobs is not None and want[2].logprobs is not None
-    assert [one.token_id for one in outputs[2].logprobs] == [one.token_id for one in want[2].logprobs]
+    assert [one.token_id for one in outputs[2].logprobs] == [
+        one.token_id for one in want[2].logprobs
+    ]
     assert len(set(policy.chosen)) == len(AUTO_DEPTHS)
     assert all(0 <= one.metrics.accepted <= one.metrics.drafted for one in outputs)
 

@@ -40,14 +40,15 @@ GBNF = 'root ::= "a" root "b" | "c"'
 def wanted(seed: int, **more: Any) -> list[SamplingParams]:
     """Guided requests of several kinds, a table, and free neighbours."""
     warm: dict[str, Any] = {"temperature": 1.0, "seed": seed, "max_tokens": 40} | more
+    cold: dict[str, Any] = warm | {"temperature": 0.0}
     return [
         SamplingParams(**warm, json_schema=TREE, frequency_penalty=1.0),
         SamplingParams(**warm),
         SamplingParams(**warm, grammar=NESTED, logprobs=1),
         SamplingParams(**warm, regex="[a-f]{3,6}"),
         SamplingParams(**warm, json_object=True, top_k=40),
-        SamplingParams(**warm | {"temperature": 0.0}, grammar=GBNF),
-        SamplingParams(**warm | {"temperature": 0.0}),
+        SamplingParams(**cold, grammar=GBNF),
+        SamplingParams(**cold),
     ]
 
 
@@ -214,7 +215,12 @@ def test_a_trigger_begins_the_grammar_and_without_one_the_answer_is_free(
 ) -> None:
     """That is what a tool call is: text as the model likes, and behind the mark a valid call."""
     mark = 250
-    wish = {"temperature": 1.0, "max_tokens": 30, "grammar": grammar, "grammar_trigger": mark}
+    wish: dict[str, Any] = {
+        "temperature": 1.0,
+        "max_tokens": 30,
+        "grammar": grammar,
+        "grammar_trigger": mark,
+    }
     params = [SamplingParams(**wish, seed=1), SamplingParams(**wish, seed=1, logit_bias={mark: 9})]
     free = SamplingParams(temperature=1.0, max_tokens=30, seed=1)
     requests = [[7, 8]] * 3
@@ -231,16 +237,15 @@ def test_a_trigger_begins_the_grammar_and_without_one_the_answer_is_free(
 
 @pytest.mark.parametrize("run_ahead", [0, 3])
 def test_guided_requests_survive_preemption(folders: dict[str, Path], run_ahead: int) -> None:
+    words = 'start: /[a-z]{5} / start | "."'
     params = [
-        SamplingParams(temperature=1, seed=n, max_tokens=48, grammar='start: /[a-z]{5} / start | "."',
+        SamplingParams(temperature=1, seed=n, max_tokens=48, grammar=words,
                        logit_bias={ord("."): -100})
         for n in range(4)
     ]  # fmt: skip
     requests = prompts(seed=8, count=4, longest=8)
     want = [output.token_ids for output in alone(folders["t32"], requests, params)]
-    page_bytes = sum(
-        group.page_bytes for group in engine(folders["t32"], speculate=0).built.groups
-    )
+    page_bytes = sum(group.page_bytes for group in engine(folders["t32"], speculate=0).built.groups)
     llm = engine(
         folders["t32"], speculate=3, max_batch=4, context_len=64, cache_bytes=32 * page_bytes,
         run_ahead=run_ahead,

@@ -64,7 +64,8 @@ def accepts(found: ToolGrammar | None, text: str, control: dict[str, int]) -> bo
 
 def dsml(name: str, *fields: tuple[str, bool, str]) -> str:
     inside = "".join(
-        f'<｜DSML｜parameter name="{key}" string="{str(text).lower()}">{value}</｜DSML｜parameter>\n'
+        f'<｜DSML｜parameter name="{key}" string="{"true" if text else "false"}">'
+        f"{value}</｜DSML｜parameter>\n"
         for key, text, value in fields
     )
     return f'<｜DSML｜invoke name="{name}">\n{inside}</｜DSML｜invoke>\n'
@@ -90,7 +91,7 @@ def hermes(name: str, *fields: tuple[str, bool, str]) -> str:
 
 CITY, DAYS = ("city", True, "Bern a < b"), ("days", False, "3")
 FORMATS = [
-    pytest.param(DSML_V32, dsml, lambda *calls: block(*calls), id="dsml"),
+    pytest.param(DSML_V32, dsml, block, id="dsml"),
     pytest.param(GLM, glm, lambda *calls: "".join(calls), id="glm"),
     pytest.param(JSON_CALLS, hermes, lambda *calls: "\n".join(calls), id="json"),
 ]

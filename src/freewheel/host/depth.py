@@ -27,7 +27,7 @@ STALE = 400
 """Rounds after which what is known of a depth is doubted."""
 
 NEAR = 0.85
-"""Depths that seem worth less than this part of the one in use are not tried to learn their price."""
+"""A depth that seems worth less than this part of the one in use is not tried for its price."""
 
 MARGIN = 1.01
 """A depth must be this much better than the present one."""
@@ -168,7 +168,7 @@ class DepthPolicy:
             now.trying, now.left = tried, self._probe_rounds
 
     def _doubted(self, load: StepShape, now: _Load, depth: int, share: float) -> bool:
-        """Whether it may be better than thought. `share`: its worth, by that of the depth in use."""
+        """Whether it may be better than thought. `share`: its worth by that of the one in use."""
         known = self._of(load, depth)
         if depth == now.depth:
             return False

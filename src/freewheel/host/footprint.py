@@ -14,7 +14,8 @@ from freewheel.spec import CacheGroup, StepShape
 class Footprint:
     """Sizes in tokens and pages for one engine.
 
-    `decode`: the deepest decoding rectangle; rows have room for it whatever the depth of a round. `chunk`: tokens of the
+    `decode`: the deepest decoding rectangle; rows have room for it whatever the depth of a round.
+    `chunk`: tokens of the
     widest prompt rectangle in use. `group_pages`: pages of each group's pool, scratch page 0
     included. `row_width`: tokens that a row of the device state holds.
     """

@@ -320,4 +320,3 @@ class Scheduler:
         self.roster.shelf.release(request)
         self.roster.waiting.tenants.leave(request.tenant)
         del self._live[request.id]
-

@@ -224,8 +224,8 @@ def commit(
     The C queries are all columns where drafts are verified (C = W); in a prompt's rectangle
     (C = 1) the last certain one. A draft is accepted if it equals the choice at the query before
     it and everything before it was accepted; the run of fresh tokens ends at a stop id or at the
-    row's limit. A choice of -1 is none: it ends the row with an error, and is not appended. One of -2
-    is put off: it ends the run alone. Returns
+    row's limit. A choice of -1 is none: it ends the row with an error, and is not appended. One of
+    -2 is put off: it ends the run alone. Returns
     (accept_lens, live), int32 [B]: how far `computed` advanced, and whether the row may be drafted
     for. Writes the first words of the outbox as `state.letters.OutboxLayout` says.
     """
@@ -280,7 +280,8 @@ def _cut_at_end(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """fresh bool [B, C] without what follows a row's first end; how it ended, each bool [B].
 
-    By a stop id, by its limit, or by a choice below 0, which is cut off too; -2 is no end. room int32 [B]: tokens
+    By a stop id, by its limit, or by a choice below 0, which is cut off too; -2 is no end.
+    room int32 [B]: tokens
     that the row may still take. A stop id in the last place is a stop.
     """
     rank = fresh.int().cumsum(1) - 1

@@ -60,8 +60,9 @@ class SamplingParams:
     `choice`, `json_object` (any JSON object) and `grammar` (in Lark or in a form of BNF): the
     answer is a text of that kind, and ends with it. Where the prompt leaves thinking
     open, it begins behind the end of thinking, which `thinking_token_budget` output tokens force if
-    they have not brought it. With `grammar_trigger`, a token id, the grammar begins behind the first
-    such token, and an answer without one is free. Raises RequestError on the first field out of range.
+    they have not brought it. With `grammar_trigger`, a token id, the grammar begins behind the
+    first such token, and an answer without one is free. Raises RequestError on the first field out
+    of range.
     """
 
     temperature: float = 1.0
@@ -133,20 +134,24 @@ class SamplingParams:
         for field in ("regex", "grammar"):
             if vars(self)[field] is not None:
                 texts_of(field, (vars(self)[field],))
-        if self.grammar_trigger is not None:
-            check_count("grammar_trigger", self.grammar_trigger, 0)
-            if self.grammar is None:
-                raise RequestError("grammar_trigger", "needs a grammar that begins behind it")
-            if self.thinking_token_budget is not None:
-                raise RequestError(
-                    "thinking_token_budget", "cannot be kept together with grammar_trigger"
-                )
+        self._check_trigger()
         given = [field for field in STRUCTURES if vars(self)[field] not in (None, False)]
         if len(given) > 1:
             raise RequestError(given[1], f"cannot be kept together with {given[0]}; give one")
         for field in ("ignore_eos", "min_tokens"):
             if given and vars(self)[field]:
                 raise RequestError(field, f"contradicts {given[0]}, which says where the end is")
+
+    def _check_trigger(self) -> None:
+        if self.grammar_trigger is None:
+            return
+        check_count("grammar_trigger", self.grammar_trigger, 0)
+        if self.grammar is None:
+            raise RequestError("grammar_trigger", "needs a grammar that begins behind it")
+        if self.thinking_token_budget is not None:
+            raise RequestError(
+                "thinking_token_budget", "cannot be kept together with grammar_trigger"
+            )
 
     @property
     def structure(self) -> tuple[str, str] | None:

@@ -15,9 +15,6 @@ from freewheel.structured.process import WorkerProcess
 MAX_KEPT = 64
 """Compiled grammars that are kept for further requests."""
 
-TABLE_SHARE = 0.6
-"""Of the time that a wish may take: for its table. The rest is for what the host follows."""
-
 
 @dataclass(frozen=True)
 class Wish:
@@ -60,10 +57,7 @@ class Compiler:
         self._process.close()
 
     def _form(self, wish: Wish) -> Form:
-        question = {"kind": wish.kind, "source": wish.source}
-        found = self._ask(wish, question | {"table": True}, TABLE_SHARE)
-        if found is None:  # a table took too long
-            found = self._ask(wish, question | {"table": False}, 1 - TABLE_SHARE)
+        found = self._ask(wish)
         if found is None:
             raise RequestError(
                 wish.kind, f"was not compiled in {self._seconds:g} s, or took too much memory"
@@ -73,13 +67,11 @@ class Compiler:
             raise RequestError(wish.kind, str(answer["error"]))
         if "source" in answer:
             return HostGrammar(str(answer["source"]))
-        numbers = (int(answer[name]) for name in ("states", "classes", "start"))
-        return Grammar(str(answer["key"]), *numbers, table)
+        states, classes, start = (int(answer[name]) for name in ("states", "classes", "start"))
+        return Grammar(str(answer["key"]), states, classes, start, table)
 
-    def _ask(
-        self, wish: Wish, question: dict[str, Any], share: float
-    ) -> tuple[dict[str, Any], bytes] | None:
+    def _ask(self, wish: Wish) -> tuple[dict[str, Any], bytes] | None:
         try:
-            return self._process.ask(question, share * self._seconds)
+            return self._process.ask({"kind": wish.kind, "source": wish.source}, self._seconds)
         except StartError as error:
             raise RequestError(wish.kind, f"cannot be compiled: {error}") from error

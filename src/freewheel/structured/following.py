@@ -7,11 +7,15 @@ Needs llguidance (the extra `structured`). Runs in the processes of `worker` and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 
 from freewheel.structured.schema import Refusal
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 LIMITS = LLParserLimits(
     max_items_in_row=2000,
@@ -57,16 +61,19 @@ def tokenizer_of(vocabulary: Sequence[bytes | None]) -> LLTokenizer:
 def source_of(kind: str, source: str) -> str:
     """What llguidance makes of a wish, as its matcher takes it. Raises Refusal if it cannot."""
     if kind == "json_object":
-        options = {"whitespace_pattern": PRETTY}
-        return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=options)
+        return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=_spaced(PRETTY))
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     try:
         if kind == "grammar":
             return LLMatcher.grammar_from_lark(any_to_lark(source))
-        return LLMatcher.grammar_from_json_schema(source, overrides={"whitespace_pattern": SPACES})
+        return LLMatcher.grammar_from_json_schema(source, overrides=_spaced(SPACES))
     except (ValueError, IndexError) as error:
         raise Refusal(f"cannot be read: {error}") from error
+
+
+def _spaced(pattern: str) -> JsonCompileOptions:
+    return cast("JsonCompileOptions", {"whitespace_pattern": pattern})
 
 
 def matcher_of(source: str, tokenizer: LLTokenizer) -> LLMatcher:

@@ -78,7 +78,7 @@ class GuideDesk:
 
 
 class HostGuide:
-    """Follows one answer (`host.Guide`). Its state is the answer: what it knows, it can say anew."""
+    """Follows one answer (`host.Guide`). What it knows is the answer, and can be said anew."""
 
     def __init__(
         self, desk: GuideDesk, number: int, source: str, stop_ids: tuple[int, ...]

@@ -14,7 +14,7 @@ SPACES = r"[\x20\x0A\x0D\x09]{0,40}"
 
 
 class Lark:
-    """Texts in which control tokens, ids by their text in `control_tokens`, stand for themselves."""
+    """Texts in which control tokens, given with their ids, stand for themselves."""
 
     def __init__(self, control_tokens: Mapping[str, int]) -> None:
         self._tokens = control_tokens

@@ -51,13 +51,10 @@ TABLES = ("json_schema", "regex", "choice")
 """Kinds of which a table may be made."""
 
 
-def form_of(kind: str, source: str, vocabulary: list[bytes | None], table: bool = True) -> Form:
-    """A table, or else what the host follows. Raises Refusal for a wish that cannot be kept.
-
-    `table`: whether to try for one.
-    """
+def form_of(kind: str, source: str, vocabulary: list[bytes | None]) -> Form:
+    """A table, or else what the host follows. Raises Refusal for a wish that cannot be kept."""
     refused: Refusal | None = None
-    if table and kind in TABLES:
+    if kind in TABLES:
         try:
             return compiled(kind, source, vocabulary)
         except Refusal as refusal:
@@ -141,7 +138,7 @@ def answer(line: bytes, vocabulary: list[bytes | None]) -> tuple[dict[str, Any],
     """The reply to one wish: what is said of it, and the table."""
     wish = json.loads(line)
     try:
-        form = form_of(wish["kind"], wish["source"], vocabulary, wish["table"])
+        form = form_of(wish["kind"], wish["source"], vocabulary)
     except Refusal as refusal:
         return {"error": str(refusal)}, b""
     except (MemoryError, RecursionError):
