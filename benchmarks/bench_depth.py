@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 PYTHONPATH=src:. python benchmarks/bench_depth.py [--repeats N] [--json]
 
 The engine that chooses also runs with each depth fixed: the same graphs, the same drafter. "none"
-is an engine without a drafter, which has nothing to keep current. They take turns, piece by piece of
-each trace, so that a machine with other work to do slows all alike.
+is an engine without a drafter, which has nothing to keep current. They take turns, piece by piece
+of each trace, so that a machine with other work to do slows all alike.
 Tokens must be the same everywhere. Seconds are the process's own (`time.process_time`), on one
 thread: they do not count what others took from the machine.
 """

@@ -155,7 +155,8 @@ def test_a_row_that_waits_for_a_mask_delays_nobody(
     llm.executor.launch = watch  # type: ignore[method-assign]
     counts: list[int] = []
     answers: list[Any] = []
-    for late, requests in ((0, 1), (0, 2), (4, 2), (9, 2)):
+    for delay, requests in ((0, 1), (0, 2), (4, 2), (9, 2)):
+        late = delay
         rows.clear()
         outputs = llm.generate([[5, 6]] * requests, [free, held][:requests])
         answers.append(outputs[0].token_ids)

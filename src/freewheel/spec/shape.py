@@ -91,9 +91,8 @@ class ShapeLadder:
     `decode` is ordered by depth, then batch: the last shape reaches furthest. `prefill` holds
     (batch, width) pairs ordered by width, then batch. `depth` is the draft depth of a prompt's
     round that leaves at least one row ready to decode, and of decoding rounds unless the host
-    chooses another. A narrower prompt rectangle than the widest ends the prompts of all its rows (or it would
-    have
-    been wider), so only the widest exists without drafts too.
+    chooses another. A narrower prompt rectangle than the widest ends the prompts of all its rows
+    (or it would have been wider), so only the widest exists without drafts too.
     """
 
     decode: tuple[StepShape, ...]

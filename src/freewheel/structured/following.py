@@ -80,8 +80,13 @@ def matcher_of(source: str, tokenizer: LLTokenizer) -> LLMatcher:
     """Follows one answer. Raises Refusal if the grammar is wrong, or takes more than LIMITS."""
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
     if matcher.is_error():
-        raise Refusal(f"cannot be turned into a grammar: {matcher.get_error().strip()}")
+        raise Refusal(f"cannot be turned into a grammar: {_first_line(matcher)}")
     return matcher
+
+
+def _first_line(matcher: LLMatcher) -> str:
+    """What went wrong; the lines behind it describe the parser."""
+    return matcher.get_error().strip().split("\n", 1)[0][:200]
 
 
 def mask_of(matcher: LLMatcher, stop_ids: Sequence[int], size: int) -> bytes:
@@ -96,7 +101,7 @@ def mask_of(matcher: LLMatcher, stop_ids: Sequence[int], size: int) -> bytes:
     if size % 32:
         bits[size // 8] &= ~(1 << size % 8)  # llguidance's own end
     if matcher.is_error():
-        raise Refusal(matcher.get_error().strip())
+        raise Refusal(f"cannot be followed: {_first_line(matcher)}")
     if matcher.is_accepting():
         for stop in stop_ids:
             bits[stop // 8] |= 1 << stop % 8
