@@ -67,7 +67,7 @@ def serve(
     threads: o.Threads = 1,
 ) -> None:
     """Answer over HTTP: OpenAI's and Anthropic's endpoints, metrics, and a page at /."""
-    given = dict(locals())
+    given = locals() | {"speculate": o.depth(speculate)}
     engine = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
     config = EngineConfig(**engine, prefill_batch=min(2, max_batch))
     check_libraries(LIBRARIES, "serve", "server")
