@@ -28,7 +28,6 @@ from freewheel.spec import SamplingParams
 
 if TYPE_CHECKING:
     from freewheel import LLM, Chunk, engine
-    from freewheel.engine import Tokenizer
 else:
     engine = Later("freewheel.engine")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -67,7 +67,7 @@ def serve(
     threads: o.Threads = 1,
 ) -> None:
     """Answer over HTTP: OpenAI's and Anthropic's endpoints, metrics, and a page at /."""
-    given = locals() | {"speculate": o.depth(speculate)}
+    given: dict[str, Any] = locals() | {"speculate": o.depth(speculate)}
     engine = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
     config = EngineConfig(**engine, prefill_batch=min(2, max_batch))
     check_libraries(LIBRARIES, "serve", "server")

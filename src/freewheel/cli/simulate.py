@@ -59,7 +59,7 @@ def simulate(
     chunk: o.Chunk = 4096,
     context_len: o.ContextLen = None,
     run_ahead: o.RunAhead = 2,
-    speculate: o.Speculate = 3,
+    speculate: Annotated[int, typer.Option(help="Drafts of every round.")] = 3,
     accept: Annotated[str, typer.Option(help="Shares between commas.")] = "0.8,0.6,0.45",
     prefill_share: Annotated[float, typer.Option(help="Of contested rounds, the prompts'.")] = 0.5,
     prefix_cache: Annotated[bool, typer.Option(help="Keep pages of ended requests.")] = True,

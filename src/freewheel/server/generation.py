@@ -54,7 +54,7 @@ class Usage:
 class Generation:
     """`n` answers to each of `prompts`. Closing it ends at the engine whatever has not ended."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         link: Link,
         tokenizer: Tokenizer,

@@ -42,7 +42,9 @@ class Simulation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        given, drafts = self.acceptance, self.config.speculate
+        if self.config.depths:
+            raise ConfigError("speculate: auto needs the times of real rounds; give a number")
+        given, drafts = self.acceptance, self.config.depth
         if len(given) < drafts:
             raise ConfigError(f"accept: {len(given)} given for {drafts} drafts a round")
         falling = all(a >= b for a, b in pairwise(given))
@@ -86,7 +88,7 @@ def simulation(
     context_len = config.context_len or max(spec.max_positions, longest)
     page_size = resolve_page_size(config, spec, Decisions())
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
-    groups = cache_groups(spec, page_size, dtype, mtp=spec.mtp is not None and config.speculate > 0)
+    groups = cache_groups(spec, page_size, dtype, mtp=spec.mtp is not None and config.depth > 0)
     roomy = replace(config, context_len=context_len)
     if pages is None:
         found = plan_memory(roomy, groups, context_len, Decisions()).pages
