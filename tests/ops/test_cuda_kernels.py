@@ -19,7 +19,16 @@ from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 from tests.ops.adjust_cases import adjust_case
-from tests.ops.cases import CASES, Sizes, arguments, draw, draw_pages, generator, ints
+from tests.ops.cases import (
+    CASES,
+    Sizes,
+    arguments,
+    draw,
+    draw_pages,
+    generator,
+    ints,
+    rope_angles,
+)
 from tests.ops.grammar_cases import grammar_case
 from tests.ops.guide_cases import guide_case, mask_letter
 
@@ -146,18 +155,54 @@ def test_topk_takes_the_best_and_of_equals_the_lowest_positions(kind: str, k: in
     assert torch.equal(found.cpu(), SPECIFICATIONS["topk_slots"](*args))
 
 
-@pytest.mark.parametrize("lanes", [256, 1024, 2048])
-def test_topk_agrees_for_rows_of_all_lengths(monkeypatch: pytest.MonkeyPatch, lanes: int) -> None:
-    """By one program, and over up to four levels of several."""
-    monkeypatch.setattr(importlib.import_module("freewheel.ops.cuda.selection"), "LANES", lanes)
+@pytest.mark.parametrize("deepest", [8, 1])
+@pytest.mark.parametrize("values", ["few", "many", "equal", "one"])
+def test_topk_agrees_for_rows_of_all_lengths(
+    monkeypatch: pytest.MonkeyPatch, deepest: int, values: str
+) -> None:
+    """By one program, and by several with few and with many candidates for the threshold."""
+    short = importlib.import_module("freewheel.ops.cuda.selection")
+    long = importlib.import_module("freewheel.ops.cuda.long_selection")
+    monkeypatch.setattr(short, "LANES", 256)
+    monkeypatch.setattr(short, "DEEPEST", deepest)
+    monkeypatch.setattr(long, "TILE", 512)
+    monkeypatch.setattr(long, "FEW", 256)
     pages = draw_pages(3, batch=4, width=2, columns=20, size=64)
-    logits = (draw(8, 4, 2, pages.length) * 8).round()
-    logits[3, 1] = 1.0
+    logits = draw(8, 4, 2, pages.length) * 8
+    if values == "few":
+        logits = logits.round()
+    if values == "equal":
+        logits = torch.ones_like(logits)
+    if values == "one":
+        logits = torch.where(logits > 20, 1e-42, -1e-42)  # denormal, and of one bin or two
+        logits[2, 0, 7] = 1e30
+    logits[3, 1] = math.nan if values == "many" else 1.0
     lens = ints(pages.length, 1100, 900, 200, 60, 1025, 513, pages.length - 3).view(4, 2)
     for k in (64, 100):
         args = (logits, pages.table, pages.rows, lens, 64, k)
         found = IMPLEMENTATIONS["topk_slots", "cuda"](*on_device(args))
         assert torch.equal(found.cpu(), SPECIFICATIONS["topk_slots"](*args))
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_index_logits_for_a_selection_agree_where_it_looks(dtype: torch.dtype, width: int) -> None:
+    pages = draw_pages(width, batch=4, width=width, columns=7, size=32)
+    lens = pages.kv_lens.clone()
+    lens[0], lens[1] = pages.length - width + torch.arange(width), 20  # a long row and a short one
+    query, gates = draw(2, 4, width, 5, 24).to(dtype), draw(3, 4, width, 5)
+    args = (query, gates, draw(1, pages.count, 32, 24).to(dtype), pages.table, pages.rows, lens)
+    if not HAS_GPU and dtype == torch.bfloat16:
+        pytest.skip("the interpreter multiplies the bits of bfloat16 matrices")
+    found = IMPLEMENTATIONS["index_logits", "cuda"](*on_device(args), 48).cpu()
+    expected = SPECIFICATIONS["index_logits"](*wide(args))
+    seen = expected.isfinite() & (lens > 48)[..., None]
+    assert seen.any()
+    assert_near(found[seen], expected[seen], dtype)
+    picked = IMPLEMENTATIONS["topk_slots", "cuda"](*on_device((found, *args[3:], 32, 48)))
+    if dtype == torch.float32:
+        expected = SPECIFICATIONS["topk_slots"](expected, *args[3:], 32, 48)
+        assert torch.equal(picked.cpu(), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -174,7 +219,37 @@ def test_sparse_attention_agrees_over_several_parts(
     slots[1, 0, ::3] = -1
     latent.view(-1, value + rope)[0] = float("nan")
     slots[slots == 0] = -1
-    check("sparse_mla", (query, latent, slots, 0.2, value), dtype)
+    for fixed in (False, True):
+        check("sparse_mla", (query, latent, slots, 0.2, value, fixed), dtype)
+
+
+@pytest.mark.parametrize("run", [64, 128, 192])
+def test_a_query_s_lanes_may_be_split_anywhere(monkeypatch: pytest.MonkeyPatch, run: int) -> None:
+    module = importlib.import_module("freewheel.ops.cuda.attention")
+    monkeypatch.setattr(module, "lanes_of_run", lambda *_: run)
+    latent, query = draw(1, 12, 16, 40), draw(2, 2, 2, 3, 40)
+    slots = torch.randint(0, 192, (2, 2, 150), generator=generator(3), dtype=torch.int32)
+    slots[0, 0, 10:], slots[0, 1, 64:128], slots[1, 1] = -1, -1, -1
+    check("sparse_mla", (query, latent, slots, 0.2, 32), torch.float32)
+
+
+def test_runs_are_whole_tiles_and_few_where_there_are_many_queries() -> None:
+    split = importlib.import_module("freewheel.ops.cuda.attention")
+    tile = split.FEW_HEADS
+    runs = [split.lanes_of_run(programs, 2048, tile) for programs in (1, 4, 32, 64, 128, 4096)]
+    assert runs == sorted(runs)
+    assert all(run % tile.step == 0 for run in runs)
+    assert runs[0] == tile.step and runs[-1] == 2048
+
+
+@pytest.mark.parametrize("tokens", [1, 33, 70])
+def test_products_of_a_head_agree_for_many_tokens(tokens: int) -> None:
+    for dtype in (torch.float32, torch.bfloat16) if HAS_GPU else (torch.float32,):
+        query, up = draw(1, 1, tokens, 3, 24).to(dtype), (draw(2, 3, 16, 48) / 4).to(dtype)
+        positions = torch.arange(tokens, dtype=torch.int32)[None]
+        check("absorb_query", (query, up, positions, rope_angles(tokens, 8), True), dtype)
+        mixed, down = draw(3, 1, tokens, 3, 48).to(dtype), (draw(4, 3, 48, 16) / 7).to(dtype)
+        check("expand_values", (mixed, down), dtype)
 
 
 @pytest.mark.parametrize("tokens", [1, 40])

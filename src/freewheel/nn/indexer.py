@@ -81,7 +81,7 @@ def pick(
     for start in range(0, query.shape[1], step):
         piece = slice(start, start + step)
         own = lens[:, piece]
-        logits = ops.index_logits(query[:, piece], gates[:, piece], keys, table, rows, own)
+        logits = ops.index_logits(query[:, piece], gates[:, piece], keys, table, rows, own, topk)
         picks.append(ops.topk_slots(logits, table, rows, own, page_rows, topk))
     return picks[0] if len(picks) == 1 else torch.cat(picks, dim=1)
 

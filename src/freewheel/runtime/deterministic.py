@@ -4,8 +4,8 @@
 A library chooses its kernel, its tiles and the order of its sums by the shape of a product, so a
 token's last bits change with the batch and the width. Here every product sees the same number of
 tokens, padded with zeros: one shape for each weight, one order of sums. So does an op of this
-package that has kernels of its own for few tokens; the others sum in such an order anyway. The
-price is that a wide rectangle reads the weights once a block.
+package that has kernels of its own for few tokens; some ops are told to keep to one order, and the
+others do so anyway. The price is that a wide rectangle reads the weights once a block.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ _BY_TOKEN: dict[Any, tuple[int, ...]] = {
 """Op that has kernels of its own for few tokens -> its arguments [B, W, ...], a place a token."""
 
 
+_FIXED = (ops.sparse_mla,)
+"""Ops that sum in one order whatever the number of tokens, if they are told to."""
+
+
 class FixedBlocks(DispatchMode):
     """A context in which products run `BLOCK` tokens at a time.
 
@@ -62,6 +66,8 @@ class FixedBlocks(DispatchMode):
                 return parts(*args, **kwargs)
         if func in _BY_TOKEN:
             return _token_by_token(func, _BY_TOKEN[func], args, kwargs)
+        if func in _FIXED:
+            return func(*args, **{**kwargs, "fixed": True})
         if func not in _TOKENS:
             return func(*args, **kwargs)
         index, dim = _TOKENS[func]

@@ -36,9 +36,12 @@ def index_logits(
     page_table: Tensor,
     rows: Tensor,
     kv_lens: Tensor,
+    skip: int = 0,
 ) -> Tensor:
     dtype, page_size = head_weights.dtype, index_keys.shape[1]
     shape = (*query.shape[:2], page_table.shape[1] * page_size)
+    if skip and int(kv_lens.max()) <= skip:
+        return torch.empty(shape, dtype=dtype)
     logits = torch.full(shape, float("-inf"), dtype=dtype)
     query, step = query.to(dtype), max(1, KEY_PIECE // page_size)
     for b, (row, lens) in enumerate(zip(rows.tolist(), kv_lens.tolist(), strict=True)):
@@ -125,8 +128,9 @@ def _best_with_ties(ranked: Tensor, k: int) -> Tensor:
 
 @implement("sparse_mla", "cpu")
 def sparse_mla(
-    query: Tensor, latent: Tensor, slots: Tensor, scale: float, value_dim: int
+    query: Tensor, latent: Tensor, slots: Tensor, scale: float, value_dim: int, fixed: bool = False
 ) -> Tensor:
+    del fixed  # a query is one piece always
     flat = latent.view(-1, latent.shape[2])
     queries, lanes = query.flatten(0, 1), slots.flatten(0, 1)  # [N, H, D], [N, K]
     output = query.new_empty((*queries.shape[:2], value_dim))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index logits: a program scores one block of one row's keys for a few queries.
+"""Index logits: a program scores every so-many-th block of one row's keys, for a few queries.
 
-Keys are read through the row's page table; blocks behind the longest length read nothing.
+Keys are read through the row's page table, the next block while one is scored. All heads of all
+queries of a program stand side by side in one product, whose left side are the keys: so a key's
+sum over heads stays within four threads. Blocks behind the longest length are not looked at.
 """
 
 from __future__ import annotations
@@ -14,51 +16,73 @@ from torch import Tensor
 from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
-KEYS, QUERIES = 64, 2
-"""Keys and queries of one program."""
+KEYS, WARPS, STAGES = 64, 4, 2
+"""Keys of one block, and how it is worked on: the next block's are on their way meanwhile."""
+
+COLUMNS = 256
+"""Heads of all queries of one program, at most: the width of a matrix instruction."""
+
+PROGRAMS = {1: 528, 2: 396}
+"""Queries of a program -> programs that run at once on an H200; 264 of more queries."""
 
 
 @triton.jit
 def _index_logits(
     query, gates, keys, table, rows, kv_lens, out,
-    W, P, PAGE, S, qb, qw, qh, gb, gw,
+    W, P, PAGE, S, SKIP, qb, qw, qh, gb, gw,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-    KEYS: tl.constexpr, QUERIES: tl.constexpr, CHAINED: tl.constexpr,
+    KEYS: tl.constexpr, QUERIES: tl.constexpr, FILL: tl.constexpr, STAGES: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
+    """Rows none of whose queries here sees more than SKIP keys are left out.
+
+    FILL: write -inf behind the lengths.
+    """
     follow(CHAINED)
-    b, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    t = tl.program_id(2) * KEYS + tl.arange(0, KEYS)
-    first = part * QUERIES
-    lanes = first + tl.arange(0, QUERIES)
-    longest = tl.max(tl.load(kv_lens + b * W + lanes, mask=lanes < W, other=0), 0)
-    last = tl.minimum(first + QUERIES, W)
-    line = out + (b * W + first) * S
-    if tl.program_id(2) * KEYS >= longest:
-        for _ in range(first, last):
-            tl.store(line + t, float("-inf"), mask=t < S)
-            line += S
-    else:
-        row = tl.load(rows + b).to(tl.int64)
+    b, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * QUERIES
+    w, every, d = tl.arange(0, QUERIES), tl.arange(0, KEYS), tl.arange(0, BLOCK_D)
+    real = first + w < W
+    bounds = tl.load(kv_lens + b * W + first + w, mask=real, other=0)
+    longest = tl.minimum(tl.max(bounds, 0), S)
+    longest = tl.where(longest <= SKIP, 0, longest)
+    line = out + (b * W + first) * S + w[None, :] * S
+    begin, step = tl.program_id(2) * KEYS, tl.num_programs(2) * KEYS
+    column = tl.arange(0, QUERIES * BLOCK_H)
+    nth, h = first + column // BLOCK_H, column % BLOCK_H
+    inside = (nth < W) & (h < HEADS)
+    q = query + b * qb + nth[None, :] * qw + h[None, :] * qh + d[:, None]
+    q = tl.load(q, mask=inside[None, :] & (d < DIM)[:, None], other=0)  # [D, QUERIES * H]
+    gate = tl.load(gates + b * gb + nth * gw + h, mask=inside, other=0)
+    pages = table + tl.load(rows + b).to(tl.int64) * P
+    for at in tl.range(begin, longest, step, num_stages=STAGES):
+        t = at + every
         seen = t < longest
-        page = tl.load(table + row * P + t // PAGE, mask=seen, other=0).to(tl.int64)
-        slot = page * PAGE + t % PAGE
-        d = tl.arange(0, BLOCK_D)
-        tile = keys + slot[None, :] * DIM + d[:, None]
-        key = tl.load(tile, mask=seen[None, :] & (d < DIM)[:, None], other=0)  # [D, KEYS]
-        h = tl.arange(0, BLOCK_H)
-        for w in range(first, last):
-            total = tl.zeros((KEYS,), tl.float32)
-            for at in tl.static_range(0, HEADS, BLOCK_H):
-                real = at + h < HEADS
-                q = query + b * qb + w * qw + (at + h)[:, None] * qh + d[None, :]
-                q = tl.load(q, mask=real[:, None] & (d < DIM)[None, :], other=0)  # [H, D]
-                gate = tl.load(gates + b * gb + w * gw + at + h, mask=real, other=0)
-                score = tl.dot(q, key, input_precision="ieee")  # float32 [H, KEYS]
-                score = tl.where(score > 0, score, tl.where(score <= 0, 0, score))  # keeps NaN
-                total += tl.sum(score * gate[:, None], 0)
-            bound = tl.load(kv_lens + b * W + w)
-            tl.store(line + t, tl.where(t < bound, total, float("-inf")), mask=t < S)
-            line += S
+        page = tl.load(pages + t // PAGE, mask=seen, other=0).to(tl.int64)
+        own = keys + (page * PAGE + t % PAGE)[:, None] * DIM + d[None, :]
+        key = tl.load(own, mask=seen[:, None] & (d < DIM)[None, :], other=0)  # [KEYS, D]
+        score = tl.dot(key, q, input_precision="ieee")  # float32 [KEYS, QUERIES * H]
+        score = tl.maximum(score, 0.0, propagate_nan=tl.PropagateNan.ALL) * gate[None, :]
+        total = tl.sum(tl.reshape(score, (KEYS, QUERIES, BLOCK_H)), 2)
+        total = tl.where(t[:, None] < bounds[None, :], total, float("-inf"))
+        tl.store(line + t[:, None], total, mask=real[None, :] & (t < S)[:, None])
+    if FILL:
+        nothing = tl.full((KEYS, QUERIES), float("-inf"), tl.float32)
+        for at in range(begin, S, step):
+            t = at + every
+            behind = (t < S)[:, None] & (at >= longest)
+            tl.store(line + t[:, None], nothing, mask=real[None, :] & behind)
+
+
+def queries_of(width: int, heads: int) -> int:
+    """Queries of one program: a power of two. A block of keys costs as much as half a query."""
+    few = [1 << n for n in range(4) if heads << n <= max(COLUMNS, heads)]
+    return min(few, key=lambda queries: triton.cdiv(width, queries) * (2 * queries + 1))
+
+
+def _is_plain(query: Tensor, head_weights: Tensor, index_keys: Tensor) -> bool:
+    """Whether the kernel serves for these dtypes and so many heads."""
+    same = head_weights.dtype == torch.float32 and query.dtype == index_keys.dtype
+    return same and query.dtype != torch.float64 and query.shape[2] <= COLUMNS
 
 
 @implement("index_logits", "cuda")
@@ -69,9 +93,10 @@ def index_logits(
     page_table: Tensor,
     rows: Tensor,
     kv_lens: Tensor,
+    skip: int = 0,
 ) -> Tensor:
-    args = (query, head_weights, index_keys, page_table, rows, kv_lens)
-    if head_weights.dtype == torch.float64 or query.dtype != index_keys.dtype:
+    if not _is_plain(query, head_weights, index_keys):
+        args = (query, head_weights, index_keys, page_table, rows, kv_lens)
         return SPECIFICATIONS["index_logits"](*args)
     (batch, width, heads, dim), (_, page_size, _) = query.shape, index_keys.shape
     query = query if query.stride(-1) == 1 else query.contiguous()
@@ -79,13 +104,16 @@ def index_logits(
     length = page_table.shape[1] * page_size
     out = gates.new_empty((batch, width, length))
     if out.numel():
-        grid = (batch, triton.cdiv(width, QUERIES), triton.cdiv(length, KEYS))
-        _index_logits[grid](
+        short, block = query.element_size() == 2, max(16, triton.next_power_of_2(heads))
+        queries = queries_of(width, block) if short else 1
+        groups = triton.cdiv(width, queries)
+        share = max(1, PROGRAMS.get(queries, 264) // (batch * groups))
+        _index_logits[(batch, groups, min(share, triton.cdiv(length, KEYS)))](
             query, gates, index_keys, page_table, rows, kv_lens.contiguous(), out,
-            width, page_table.stride(0), page_size, length,
+            width, page_table.stride(0), page_size, length, skip,
             *query.stride()[:3], *gates.stride()[:2],
-            HEADS=heads, DIM=dim, BLOCK_H=min(64, max(16, triton.next_power_of_2(heads))),
-            BLOCK_D=max(16, triton.next_power_of_2(dim)), KEYS=KEYS, QUERIES=QUERIES,
-            CHAINED=CHAINED, launch_pdl=CHAINED,
+            HEADS=heads, DIM=dim, BLOCK_H=block, BLOCK_D=max(16, triton.next_power_of_2(dim)),
+            KEYS=KEYS, QUERIES=queries, FILL=not skip, STAGES=STAGES if short else 1,
+            CHAINED=CHAINED, num_warps=WARPS, launch_pdl=CHAINED,
         )  # fmt: skip
     return out
