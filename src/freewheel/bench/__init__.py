@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements: requests served in this process (`offline`), rounds of decoding (`decode`), and a
-server under load (`load`, which needs the libraries of the `server` extra and is not loaded here).
+"""Measurements: requests served in this process (`offline`), rounds of decoding (`decode`), single
+kernels (`kernels`), and a server under load (`load`, which needs the libraries of the `server`
+extra and is not loaded here).
 
 `plans` says what is measured. `timeline` writes what a round's time went on as a trace, `picture`
 draws it. May import the engine, `freewheel.config`, `freewheel.spec` and the standard library. Must
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from freewheel.bench.decode import DecodeRun, bench_decode, decode_summary
+    from freewheel.bench.kernels import kernel_summary
     from freewheel.bench.offline import BenchRun, bench, count_differing, summary
     from freewheel.bench.picture import draw_picture
     from freewheel.bench.plans import DecodeBench, Workload, plan_runs
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "decode": ("DecodeRun", "bench_decode", "decode_summary"),
+    "kernels": ("kernel_summary",),
     "offline": ("BenchRun", "bench", "count_differing", "summary"),
     "picture": ("draw_picture",),
     "plans": ("DecodeBench", "Workload", "plan_runs"),
@@ -42,6 +45,7 @@ __all__ = [
     "count_differing",
     "decode_summary",
     "draw_picture",
+    "kernel_summary",
     "plan_runs",
     "quantile",
     "read_timeline",

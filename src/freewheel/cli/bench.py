@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from freewheel.bench import Workload, plan_runs
-from freewheel.cli import bench_decode, bench_serve
+from freewheel.cli import bench_decode, bench_kernels, bench_serve
 from freewheel.cli import options as o
 from freewheel.cli.later import Later
 from freewheel.cli.terminal import answers, open_llm, write_json
@@ -228,9 +228,13 @@ class OfflineByDefault(TyperGroup):
 app = typer.Typer(
     cls=OfflineByDefault,
     no_args_is_help=True,
-    help="Time requests, rounds of decoding, or a server. `bench MODEL` is `bench offline MODEL`.",
+    help=(
+        "Time requests, rounds of decoding, kernels, or a server. `bench MODEL` is "
+        "`bench offline MODEL`."
+    ),
 )
 app.command("offline", help=HELP)(offline)
 app.command("decode", help=bench_decode.HELP)(bench_decode.decode)
+app.command("kernels", help=bench_kernels.HELP)(bench_kernels.kernels)
 app.command("picture")(bench_decode.picture)
 app.command("serve", help=bench_serve.HELP)(bench_serve.serve)

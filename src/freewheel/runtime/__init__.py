@@ -13,6 +13,7 @@ from freewheel.runtime.clock import Span
 from freewheel.runtime.convert import convert
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.executor import Executor
+from freewheel.runtime.kernel_bench import KernelTime, PeerTime, bench_kernels, choose_cells
 from freewheel.runtime.machine import Machine
 from freewheel.runtime.outline import outline
 from freewheel.runtime.steady import SteadyCounts, SteadyDecode, SteadyRun
@@ -24,7 +25,9 @@ __all__ = [
     "Counters",
     "DeviceTrace",
     "Executor",
+    "KernelTime",
     "Machine",
+    "PeerTime",
     "Resolved",
     "Sizes",
     "Span",
@@ -32,7 +35,9 @@ __all__ = [
     "SteadyDecode",
     "SteadyRun",
     "Survey",
+    "bench_kernels",
     "build",
+    "choose_cells",
     "convert",
     "covered",
     "outline",
