@@ -59,6 +59,18 @@ from freewheel.ops.guiding import HELD, apply_masks, guide
 from freewheel.ops.hyper import hyper_close, hyper_collapse, hyper_open
 from freewheel.ops.latents import absorb_query, expand_values, index_queries, norm_latents
 from freewheel.ops.linear import wide_linear
+from freewheel.ops.packed import (
+    fp8_index_logits,
+    fp8_index_queries,
+    fp8_norm_latents,
+    fp8_sparse_mla,
+)
+from freewheel.ops.packed_keys import (
+    fp8_place_heads,
+    fp8_store_entries,
+    fp8_store_index_entries,
+    fp8_window_attention,
+)
 from freewheel.ops.quantised import block_experts, block_linear, mxfp4_experts
 from freewheel.ops.registry import (
     IMPLEMENTATIONS,
@@ -95,6 +107,14 @@ __all__ = [
     "entry_slots",
     "expand_values",
     "follow",
+    "fp8_index_logits",
+    "fp8_index_queries",
+    "fp8_norm_latents",
+    "fp8_place_heads",
+    "fp8_sparse_mla",
+    "fp8_store_entries",
+    "fp8_store_index_entries",
+    "fp8_window_attention",
     "grouped_experts",
     "guide",
     "hyper_close",

@@ -155,7 +155,7 @@ def _attend(query: Tensor, flat: Tensor, slots: Tensor, scale: float, value_dim:
     """query [N, H, D], flat [n_slots, D], slots [N, K] -> [N, H, value_dim]"""
     dead = slots < 0  # bool [N, K]
     gathered = flat.index_select(0, slots.clamp(min=0).flatten()).view(*slots.shape, flat.shape[1])
-    keys = wide(gathered).masked_fill(dead[:, :, None], 0)  # [N, K, D]
+    keys = gathered.to(wide(query).dtype).masked_fill(dead[:, :, None], 0)  # [N, K, D]
     scores = (wide(query) @ keys.transpose(1, 2)) * scale  # [N, H, K]
     scores = scores.masked_fill(dead[:, None], float("-inf"))
     # With no key at all the maximum is -inf, and -inf - -inf would be NaN.

@@ -31,11 +31,24 @@ def store_latent(
     slots: Tensor,  # int64 [B, W]
 ) -> None:
     """Store MLA's latent: rms_norm(first C) and rope(last Dr) (arXiv:2405.04434, 2.1)."""
+    rows = latent_rows(compressed, norm_weight, eps, positions, rope_table, interleaved)
+    write_rows(cache, rows, slots)
+
+
+def latent_rows(
+    compressed: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    positions: Tensor,
+    rope_table: Tensor,
+    interleaved: bool,
+) -> Tensor:
+    """float [B, W, C + Dr]: what `store_latent` stores."""
     rank = norm_weight.shape[0]
     source = wide(compressed)
     latent = normalise_rms(source[..., :rank], norm_weight, eps)
     key = rotate(source[..., rank:], angles_at(rope_table, positions), interleaved)
-    write_rows(cache, torch.cat((latent, key), dim=-1), slots)
+    return torch.cat((latent, key), dim=-1)
 
 
 @op(
@@ -58,10 +71,24 @@ def store_index_key(
 
     DeepSeek-V3.2 pairs the rotated dimensions by halves, GLM-5 pairs neighbours (`interleaved`).
     """
+    rows = index_key_rows(key, norm_weight, norm_bias, eps, positions, rope_table, interleaved)
+    write_rows(cache, rows, slots)
+
+
+def index_key_rows(
+    key: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    positions: Tensor,
+    rope_table: Tensor,
+    interleaved: bool,
+) -> Tensor:
+    """float [B, W, Di]: what `store_index_key` stores."""
     span = rope_table.shape[1]
     normed = normalise_layer(wide(key), norm_weight, norm_bias, eps)
     turned = rotate(normed[..., :span], angles_at(rope_table, positions), interleaved)
-    write_rows(cache, torch.cat((turned, normed[..., span:]), dim=-1), slots)
+    return torch.cat((turned, normed[..., span:]), dim=-1)
 
 
 def write_rows(cache: Tensor, rows: Tensor, slots: Tensor) -> None:

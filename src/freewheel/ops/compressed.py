@@ -84,8 +84,15 @@ def store_key(
     slots: Tensor,  # int64 [B, W]
 ) -> None:
     """Store the key that is also the value: rms_norm(key), its last Dr dimensions rotated."""
+    write_rows(cache, key_rows(key, norm_weight, eps, positions, rope_table), slots)
+
+
+def key_rows(
+    key: Tensor, norm_weight: Tensor, eps: float, positions: Tensor, rope_table: Tensor
+) -> Tensor:
+    """float [B, W, D]: what `store_key` stores."""
     normed = normalise_rms(wide(key), norm_weight, eps)
-    write_rows(cache, rotate_tail(normed, angles_at(rope_table, positions)), slots)
+    return rotate_tail(normed, angles_at(rope_table, positions))
 
 
 def _fake_window_slots(

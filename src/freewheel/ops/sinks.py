@@ -57,7 +57,7 @@ def _attend(
 ) -> Tensor:
     """query [N, H, D], keys [N, K + E, D] -> [N, H, D]"""
     dead = torch.cat((slots, entry_slots), dim=1) < 0  # bool [N, K + E]
-    live_keys = wide(keys).masked_fill(dead[:, :, None], 0)
+    live_keys = keys.to(wide(query).dtype).masked_fill(dead[:, :, None], 0)
     scores = (wide(query) @ live_keys.transpose(1, 2)) * scale  # [N, H, K + E]
     scores = scores.masked_fill(dead[:, None], float("-inf"))
     sink = sinks.to(scores.dtype)[:, None]  # [H, 1]

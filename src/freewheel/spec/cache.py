@@ -5,22 +5,38 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from freewheel.spec.rows import PackedRow
+
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "uint8": 1}
 
 
 @dataclass(frozen=True)
 class CacheField:
-    """One kind of stored row: `width` elements of `dtype` in each of `layers`."""
+    """One kind of stored row: `width` elements of `dtype` in each of `layers`.
+
+    `packed`: what the bytes of a row of uint8 stand for; None where elements stand for themselves.
+    """
 
     name: str
     width: int
     dtype: str
     layers: tuple[int, ...]
+    packed: PackedRow | None = None
+
+    @staticmethod
+    def pack(name: str, row: PackedRow, layers: tuple[int, ...]) -> CacheField:
+        """The field whose rows are stored as `row` says."""
+        return CacheField(name, row.bytes, "uint8", layers, row)
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one stored row of one layer."""
         return self.width * ELEMENT_BYTES[self.dtype]
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Elements of a row's parts; each part of all rows of a page lies together."""
+        return (self.width,) if self.packed is None else self.packed.parts
 
 
 @dataclass(frozen=True)

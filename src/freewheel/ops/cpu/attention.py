@@ -144,17 +144,17 @@ def sparse_mla(
 def _attend(query: Tensor, flat: Tensor, slots: Tensor, scale: float, value_dim: int) -> Tensor:
     """query [N, H, D], flat [n_slots, D], slots [N, K] -> [N, H, value_dim]"""
     if int(slots.min()) >= 0:
-        keys = _gather(flat, slots)
+        keys = _gather(flat, slots, query.dtype)
         scores = torch.bmm(query, keys.transpose(1, 2)).mul_(scale)  # [N, H, K]
         return torch.bmm(scores.softmax(-1), keys[:, :, :value_dim])
     # A dead lane reads one of the query's live keys, and gives it no weight.
     stand_in, dead = slots.amax(1, keepdim=True), slots < 0
-    keys = _gather(flat, torch.where(dead, stand_in, slots).clamp_(min=0))
+    keys = _gather(flat, torch.where(dead, stand_in, slots).clamp_(min=0), query.dtype)
     scores = torch.bmm(query, keys.transpose(1, 2)).mul_(scale)
     weights = scores.masked_fill_(dead[:, None], float("-inf")).softmax(-1)
     output = torch.bmm(weights, keys[:, :, :value_dim])
     return output.masked_fill_((stand_in < 0)[:, :, None], 0)
 
 
-def _gather(flat: Tensor, slots: Tensor) -> Tensor:
-    return wide(flat.index_select(0, slots.flatten())).view(*slots.shape, flat.shape[1])
+def _gather(flat: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    return flat.index_select(0, slots.flatten()).to(dtype).view(*slots.shape, flat.shape[1])

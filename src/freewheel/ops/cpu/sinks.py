@@ -54,6 +54,7 @@ def _distinct(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
 
 def _attend(query: Tensor, keys: Tensor, seen: Tensor, sinks: Tensor, scale: float) -> Tensor:
     """query [w, H, D], keys [U, D] -> [w, H, D]"""
+    keys = keys.to(query.dtype)
     scores = (query @ keys.T).mul_(scale)  # [w, H, U]
     scores.masked_fill_(~seen[:, None], float("-inf"))
     sink = sinks.to(scores.dtype)[None, :, None].expand(scores.shape[0], -1, 1)

@@ -31,7 +31,7 @@ def project_raw(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @triton.jit
-def _copy(raw, values, slots, token, D, BLOCK: tl.constexpr):
+def copy_raw(raw, values, slots, token, D, BLOCK: tl.constexpr):
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(values + token * D + lane, mask=lane < D)
     target = raw + tl.load(slots + token) * D + lane
@@ -40,7 +40,7 @@ def _copy(raw, values, slots, token, D, BLOCK: tl.constexpr):
 
 @triton.jit
 def _store_raw(raw, values, slots, D, BLOCK: tl.constexpr):
-    _copy(raw, values, slots, tl.program_id(0).to(tl.int64), D, BLOCK)
+    copy_raw(raw, values, slots, tl.program_id(0).to(tl.int64), D, BLOCK)
 
 
 @implement("store_raw", "cuda")
@@ -54,59 +54,74 @@ def store_raw(raw: Tensor, values: Tensor, slots: Tensor) -> None:
 
 
 @triton.jit
+def mix_window(
+    raw, bias, weight, table, window, raw_slots, values, first_fresh, cell, eps, C, D, RATIO,
+    SPAN: tl.constexpr, ROPE: tl.constexpr, FRESH: tl.constexpr, BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+):  # fmt: skip
+    """float32 [BLOCK // 2, 2]: the entry of one window, in pairs.
+
+    FRESH: rows of positions from `first_fresh` on lie in `values`, one after the other.
+    """
+    d = tl.arange(0, BLOCK)
+    inside = (d < D)[None, :]
+    high = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    mixed = tl.zeros((BLOCK,), tl.float32)
+    for at in range(0, SPAN, STEP):
+        nth = at + tl.arange(0, STEP)
+        slot = tl.load(raw_slots + cell * SPAN + nth, mask=nth < SPAN, other=-1)
+        live = (slot >= 0)[:, None]
+        # Channels of an earlier window come first, where there are two for each element.
+        channel = tl.where(nth >= RATIO, C - D, 0)[:, None] + d[None, :]
+        line = raw + slot.to(tl.int64)[:, None] * (2 * C) + channel
+        if FRESH:
+            ahead = (window + 1) * RATIO - SPAN + nth - first_fresh
+            new = values + ahead.to(tl.int64)[:, None] * (2 * C) + channel
+            fresh = live & (ahead >= 0)[:, None] & inside
+            stored = live & (ahead < 0)[:, None] & inside
+            kv = tl.load(line, mask=stored, other=0) + tl.load(new, mask=fresh, other=0)
+            gate = tl.load(line + C, mask=stored, other=0)
+            gate += tl.load(new + C, mask=fresh, other=0)
+        else:
+            kv = tl.load(line, mask=live & inside, other=0)
+            gate = tl.load(line + C, mask=live & inside, other=0)
+        own = bias + (nth % RATIO)[:, None] * C + channel
+        gate += tl.load(own, mask=live & inside, other=0)
+        gate = tl.where(live, gate, float("-inf"))
+        highest = tl.maximum(high, tl.max(gate, 0))
+        shift = tl.where(highest == float("-inf"), 0.0, highest)
+        share = tl.exp(gate - shift[None, :])
+        decay = tl.exp(high - shift)
+        total = total * decay + tl.sum(share, 0)
+        mixed = mixed * decay + tl.sum(share * kv, 0)
+        high = highest
+    mixed = tl.where(d < D, mixed / total, 0.0)
+    mixed = mixed * (1 / tl.sqrt(tl.sum(mixed * mixed, 0) / D + eps))
+    mixed = mixed * tl.load(weight + d, mask=d < D, other=0).to(tl.float32)
+    first, second = tl.split(tl.reshape(mixed, (BLOCK // 2, 2)))
+    pair = tl.arange(0, BLOCK // 2)
+    angles = table + (window * RATIO).to(tl.int64) * ROPE
+    low, turned = turn_tail(first, second, angles, pair, D, 1.0, ROPE)
+    return tl.join(low, turned)
+
+
+@triton.jit
 def _mix(
     cache, raw, bias, weight, table, windows, write_slots, raw_slots, values, first_fresh, cell,
     eps, C, D, RATIO,
     SPAN: tl.constexpr, ROPE: tl.constexpr, FRESH: tl.constexpr, BLOCK: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
-    """FRESH: rows of positions from `first_fresh` on lie in `values`, one after the other."""
     window = tl.load(windows + cell)
     if window >= 0:
-        d = tl.arange(0, BLOCK)
-        inside = (d < D)[None, :]
-        high = tl.full((BLOCK,), float("-inf"), tl.float32)
-        total = tl.zeros((BLOCK,), tl.float32)
-        mixed = tl.zeros((BLOCK,), tl.float32)
-        for at in range(0, SPAN, STEP):
-            nth = at + tl.arange(0, STEP)
-            slot = tl.load(raw_slots + cell * SPAN + nth, mask=nth < SPAN, other=-1)
-            live = (slot >= 0)[:, None]
-            # Channels of an earlier window come first, where there are two for each element.
-            channel = tl.where(nth >= RATIO, C - D, 0)[:, None] + d[None, :]
-            line = raw + slot.to(tl.int64)[:, None] * (2 * C) + channel
-            if FRESH:
-                ahead = (window + 1) * RATIO - SPAN + nth - first_fresh
-                new = values + ahead.to(tl.int64)[:, None] * (2 * C) + channel
-                fresh = live & (ahead >= 0)[:, None] & inside
-                stored = live & (ahead < 0)[:, None] & inside
-                kv = tl.load(line, mask=stored, other=0) + tl.load(new, mask=fresh, other=0)
-                gate = tl.load(line + C, mask=stored, other=0)
-                gate += tl.load(new + C, mask=fresh, other=0)
-            else:
-                kv = tl.load(line, mask=live & inside, other=0)
-                gate = tl.load(line + C, mask=live & inside, other=0)
-            own = bias + (nth % RATIO)[:, None] * C + channel
-            gate += tl.load(own, mask=live & inside, other=0)
-            gate = tl.where(live, gate, float("-inf"))
-            highest = tl.maximum(high, tl.max(gate, 0))
-            shift = tl.where(highest == float("-inf"), 0.0, highest)
-            share = tl.exp(gate - shift[None, :])
-            decay = tl.exp(high - shift)
-            total = total * decay + tl.sum(share, 0)
-            mixed = mixed * decay + tl.sum(share * kv, 0)
-            high = highest
-        mixed = tl.where(d < D, mixed / total, 0.0)
-        mixed = mixed * (1 / tl.sqrt(tl.sum(mixed * mixed, 0) / D + eps))
-        mixed = mixed * tl.load(weight + d, mask=d < D, other=0).to(tl.float32)
-        first, second = tl.split(tl.reshape(mixed, (BLOCK // 2, 2)))
-        pair = tl.arange(0, BLOCK // 2)
-        angles = table + (window * RATIO).to(tl.int64) * ROPE
-        low, turned = turn_tail(first, second, angles, pair, D, 1.0, ROPE)
-        entry = tl.join(low, turned).to(cache.dtype.element_ty)
-        lane = 2 * pair[:, None] + tl.arange(0, 2)[None, :]
+        entry = mix_window(
+            raw, bias, weight, table, window, raw_slots, values, first_fresh, cell, eps, C, D,
+            RATIO, SPAN, ROPE, FRESH, BLOCK, STEP,
+        )  # fmt: skip
+        lane = 2 * tl.arange(0, BLOCK // 2)[:, None] + tl.arange(0, 2)[None, :]
         target = cache + tl.load(write_slots + cell) * D + lane
-        tl.store(target, entry, mask=lane < D)
+        tl.store(target, entry.to(cache.dtype.element_ty), mask=lane < D)
 
 
 @triton.jit
@@ -141,7 +156,7 @@ def _store_entries(
                 eps, C, D, RATIO, SPAN, ROPE, True, BLOCK, STEP,
             )  # fmt: skip
     else:
-        _copy(raw, values, slots, cell - cells, 2 * C, COPY)
+        copy_raw(raw, values, slots, cell - cells, 2 * C, COPY)
 
 
 @implement("compress", "cuda")
@@ -166,11 +181,11 @@ def compress(
             cache, raw, bias, norm_weight, rope_table, windows.contiguous(),
             write_slots.contiguous(), raw_slots.contiguous(), eps, channels, dim, ratio,
             SPAN=span, ROPE=rope_table.shape[1], BLOCK=block,
-            STEP=min(STEP, triton.next_power_of_2(span)), num_warps=_warps(block),
+            STEP=min(STEP, triton.next_power_of_2(span)), num_warps=warps_of(block),
         )  # fmt: skip
 
 
-def _warps(channels: int) -> int:
+def warps_of(channels: int) -> int:
     """So that a channel's rows lie in one thread: four channels each."""
     return min(8, max(1, channels // 128))
 
@@ -202,5 +217,5 @@ def store_entries(
             norm_weight, rope_table, windows.contiguous(), write_slots.contiguous(),
             raw_slots.contiguous(), eps, width, windows.shape[1], cells, channels, dim, ratio,
             SPAN=span, ROPE=rope_table.shape[1], BLOCK=block,
-            STEP=min(STEP, triton.next_power_of_2(span)), COPY=piece, num_warps=_warps(block),
+            STEP=min(STEP, triton.next_power_of_2(span)), COPY=piece, num_warps=warps_of(block),
         )  # fmt: skip

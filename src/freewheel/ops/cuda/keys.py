@@ -32,10 +32,11 @@ def turn_tail(first, second, angles, pair, D, sign, SPAN: tl.constexpr):
 
 
 @triton.jit
-def _turn_one(
-    source, target, weight, angles, eps, sign, D,
+def turned(
+    source, weight, angles, eps, sign, D,
     SPAN: tl.constexpr, NORM: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """float32 [BLOCK, 2]: a vector of D elements in pairs, normed, its last SPAN turned."""
     pair = tl.arange(0, BLOCK)
     lane = 2 * pair[:, None] + tl.arange(0, 2)[None, :]
     inside = lane < D
@@ -47,7 +48,18 @@ def _turn_one(
         value = value * tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
     first, second = tl.split(value)
     low, high = turn_tail(first, second, angles, pair, D, sign, SPAN)
-    tl.store(target + lane, tl.join(low, high).to(target.dtype.element_ty), mask=inside)
+    return tl.join(low, high)
+
+
+@triton.jit
+def turn_one(
+    source, target, weight, angles, eps, sign, D,
+    SPAN: tl.constexpr, NORM: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same, stored at `target`."""
+    value = turned(source, weight, angles, eps, sign, D, SPAN, NORM, WEIGHTED, BLOCK)
+    lane = 2 * tl.arange(0, BLOCK)[:, None] + tl.arange(0, 2)[None, :]
+    tl.store(target + lane, value.to(target.dtype.element_ty), mask=lane < D)
 
 
 @triton.jit
@@ -58,7 +70,7 @@ def _turn(
     token = tl.program_id(0).to(tl.int64)
     at = (token * H + tl.program_id(1)) * D
     angles = table + tl.load(positions + token).to(tl.int64) * SPAN
-    _turn_one(x + at, out + at, x, angles, eps, sign, D, SPAN, NORM, False, BLOCK)
+    turn_one(x + at, out + at, x, angles, eps, sign, D, SPAN, NORM, False, BLOCK)
 
 
 @triton.jit
@@ -71,10 +83,10 @@ def _place(
     angles = table + tl.load(positions + token).to(tl.int64) * SPAN
     if head < H:
         at = (token * H + head) * D
-        _turn_one(query + at, out + at, weight, angles, query_eps, 1.0, D, SPAN, True, False, BLOCK)
+        turn_one(query + at, out + at, weight, angles, query_eps, 1.0, D, SPAN, True, False, BLOCK)
     else:
         target = cache + tl.load(slots + token) * D
-        _turn_one(key + token * D, target, weight, angles, key_eps, 1.0, D, SPAN, True, True, BLOCK)
+        turn_one(key + token * D, target, weight, angles, key_eps, 1.0, D, SPAN, True, True, BLOCK)
 
 
 def _launch(

@@ -79,7 +79,7 @@ def _attend_part(
 
 
 @triton.jit
-def _join_parts(
+def join_parts(
     part_in, high_in, total_in, sinks, positions, table, out, parts, H,
     DIM: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -197,7 +197,7 @@ def _attend_piece(
     )  # fmt: skip
     positions, table, span = turned
     pairs = min(64, block // 2)
-    _join_parts[(count, heads, triton.cdiv(dim, 2 * pairs))](
+    join_parts[(count, heads, triton.cdiv(dim, 2 * pairs))](
         mixed, high, total, sinks, positions, table, out, parts, heads,
         DIM=dim, SPAN=span, PARTS=triton.next_power_of_2(max(1, parts)), BLOCK=pairs, num_warps=1,
     )  # fmt: skip

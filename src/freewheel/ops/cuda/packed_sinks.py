@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention with sinks over packed keys and entries: `ops.cuda.sinks` with another load.
+
+Scales are powers of two, so a key becomes bfloat16 without rounding and the rest is the same.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from freewheel.ops.cuda.packed_attention import in_registers
+from freewheel.ops.cuda.packing import power_of, views
+from freewheel.ops.cuda.sinks import HEADS, PART, SCRATCH, STAGES, STEP, WARPS, join_parts
+from freewheel.ops.cuda.streaming import widen_fp8
+from freewheel.ops.registry import SPECIFICATIONS, implement
+
+TILE = 64
+"""Values of a key that one scale covers."""
+
+
+@triton.jit
+def _load_keys(
+    codes, plain, slot, seen, page_rows,
+    DIM: tl.constexpr, SPAN: tl.constexpr, BYTES: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """[STEP, BLOCK] of packed keys, bfloat16; without ASM float32."""
+    scaled: tl.constexpr = DIM - SPAN
+    width: tl.constexpr = DIM + SPAN
+    tiles: tl.constexpr = BLOCK // TILE
+    d, tile = tl.arange(0, BLOCK), tl.arange(0, tiles)
+    page, row = slot // page_rows, slot % page_rows
+    start = (page * page_rows * BYTES + row * width)[:, None]
+    there = seen[:, None]
+    code = tl.load(codes + start + d[None, :], mask=there & (d < scaled)[None, :], other=0)
+    place = page * page_rows * BYTES + page_rows * width + row * (BYTES - width)
+    power = tl.load(
+        codes + place[:, None] + tile[None, :],
+        mask=there & (tile < scaled // TILE)[None, :], other=127,
+    ).to(tl.int32)  # fmt: skip
+    value = widen_fp8(code, ASM)
+    factor = power_of(power).to(value.dtype)
+    value = tl.reshape(value, (STEP, tiles, TILE)) * factor[:, :, None]
+    value = tl.reshape(value, (STEP, BLOCK))
+    tail = plain + start // 2 - scaled // 2 + d[None, :]
+    kept = (d >= scaled) & (d < DIM)
+    turned = tl.load(tail, mask=there & kept[None, :], other=0).to(value.dtype)
+    return tl.where(kept[None, :], turned, value)
+
+
+@triton.jit(do_not_specialize=["K", "E", "key_parts", "key_rows", "entry_rows"])
+def _attend_part(
+    query, key_codes, key_plain, slots, entry_codes, entry_plain, entry_slots, part_out, high_out,
+    total_out, scale, K, E, key_parts, key_rows, entry_rows, H,
+    DIM: tl.constexpr, SPAN: tl.constexpr, BYTES: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr, HEADS: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    n, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    h = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
+    real = h < H
+    cell = (n * parts + part) * H + h
+    codes, plain, page_rows = key_codes, key_plain, key_rows
+    lanes, left = slots + n * K + part * PART, K - part * PART
+    if part >= key_parts:
+        first = (part - key_parts) * PART
+        codes, plain, page_rows = entry_codes, entry_plain, entry_rows
+        lanes, left = entry_slots + n * E + first, E - first
+    every = tl.arange(0, PART)
+    live = tl.load(lanes + every, mask=every < left, other=-1) >= 0
+    if tl.sum(live.to(tl.int32), 0) == 0:
+        tl.store(high_out + cell, float("-inf"), mask=real)
+        tl.store(total_out + cell, 0.0, mask=real)
+    else:
+        d = tl.arange(0, BLOCK)
+        inside = (d < DIM)[None, :]
+        own = query + (n * H + h)[:, None] * DIM + d[None, :]
+        q = tl.load(own, mask=real[:, None] & inside, other=0)
+        high = tl.full((HEADS,), float("-inf"), tl.float32)
+        total = tl.zeros((HEADS,), tl.float32)
+        mixed = tl.zeros((HEADS, BLOCK), tl.float32)
+        for at in range(0, PART, STEP):
+            lane = at + tl.arange(0, STEP)
+            slot = tl.load(lanes + lane, mask=lane < left, other=-1)
+            seen = slot >= 0
+            key = _load_keys(
+                codes, plain, slot.to(tl.int64), seen, page_rows,
+                DIM, SPAN, BYTES, BLOCK, TILE, STEP, ASM,
+            )  # fmt: skip
+            score = tl.dot(q, tl.trans(key), input_precision="ieee")  # [HEADS, STEP]
+            score = tl.where(seen[None, :], score * scale, float("-inf"))
+            highest = tl.maximum(high, tl.max(score, 1))
+            shift = tl.where(highest == float("-inf"), 0.0, highest)
+            weight = tl.exp(score - shift[:, None])
+            decay = tl.exp(high - shift)
+            total = total * decay + tl.sum(weight, 1)
+            mixed = mixed * decay[:, None]
+            mixed += tl.dot(weight.to(key.dtype), key, input_precision="ieee")
+            high = highest
+        tl.store(high_out + cell, high, mask=real)
+        tl.store(total_out + cell, total, mask=real)
+        target = part_out + cell[:, None] * DIM + d[None, :]
+        tl.store(target, mixed, mask=real[:, None] & inside)
+
+
+@implement("fp8_window_attention", "cuda")
+def fp8_window_attention(
+    query: Tensor,
+    keys: Tensor,
+    slots: Tensor,
+    entries: Tensor,
+    entry_slots: Tensor,
+    sinks: Tensor,
+    scale: float,
+    positions: Tensor,
+    rope_table: Tensor,
+) -> Tensor:
+    if query.dtype == torch.float64:
+        return SPECIFICATIONS["fp8_window_attention"](
+            query, keys, slots, entries, entry_slots, sinks, scale, positions, rope_table
+        )
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    parts = triton.cdiv(slots.shape[2], PART) + triton.cdiv(entry_slots.shape[2], PART)
+    step = max(1, SCRATCH // max(1, parts * query.shape[2] * query.shape[3]))
+    split = (query, slots, entry_slots, positions, out)
+    pieces = [t.flatten(0, 1).contiguous().split(step) for t in split]
+    for own, lanes, picks, places, target in zip(*pieces, strict=True):
+        _attend(own, (keys, lanes), (entries, picks), sinks, scale, (places, rope_table), target)
+    return out
+
+
+def _attend(
+    query: Tensor,
+    own: tuple[Tensor, Tensor],
+    more: tuple[Tensor, Tensor],
+    sinks: Tensor,
+    scale: float,
+    turned: tuple[Tensor, Tensor],
+    out: Tensor,
+) -> None:
+    """query [N, H, D], own and more: a packed cache, and its slots [N, K] -> out [N, H, D]"""
+    (count, heads, dim), width, others = query.shape, own[1].shape[1], more[1].shape[1]
+    key_parts = triton.cdiv(width, PART)
+    parts = key_parts + triton.cdiv(others, PART)
+    mixed = torch.empty((count, parts, heads, dim), dtype=torch.float32, device=out.device)
+    high, total = torch.empty((2, count, parts, heads), dtype=torch.float32, device=out.device)
+    block, span = triton.next_power_of_2(dim), turned[1].shape[1]
+    (keys, lanes), (entries, picks) = own, more
+    _attend_part[(count, parts, triton.cdiv(heads, HEADS))](
+        query, *views(keys)[:2], lanes, *views(entries)[:2], picks, mixed, high, total, scale,
+        width, others, key_parts, keys.shape[1], entries.shape[1], heads,
+        DIM=dim, SPAN=span, BYTES=keys.shape[2], BLOCK=block, TILE=TILE, PART=PART,
+        STEP=STEP if query.dtype == torch.bfloat16 else 16, HEADS=HEADS, ASM=in_registers(query),
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    pairs = min(64, block // 2)
+    join_parts[(count, heads, triton.cdiv(dim, 2 * pairs))](
+        mixed, high, total, sinks, *turned, out, parts, heads,
+        DIM=dim, SPAN=span, PARTS=triton.next_power_of_2(max(1, parts)), BLOCK=pairs, num_warps=1,
+    )  # fmt: skip
