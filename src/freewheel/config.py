@@ -21,6 +21,7 @@ DRAFTERS = ("auto", "mtp", "lookup")
 DEVICES = ("auto", "cpu", "cuda")
 GRAPHS = ("auto", "eager", "tape", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float64")
+KV_CACHE_DTYPES = ("auto", "bf16", "fp8")
 LOAD_FORMATS = ("safetensors", "dummy")
 PRECISIONS = ("fp8", "mxfp4", "bf16")
 """What weights can be converted to."""
@@ -52,7 +53,9 @@ class EngineConfig:
     read (0 to 3). `chunk`: prompt tokens a round computes of one request, at most. `max_batch`:
     requests decoded together. `context_len`: tokens of prompt and answer together; None takes the
     model's own limit. `page_size`: tokens of a cache page; None takes what suits the model.
-    `cache_bytes`: budget of the paged cache. `threads`: intra-op CPU threads.
+    `cache_bytes`: budget of the paged cache. `kv_cache_dtype`: how its rows are stored; auto is in
+    what is computed in, fp8 holds nearly twice the tokens and changes some. `threads`: intra-op
+    CPU threads.
     `prefix_cache`: keep pages of ended requests, for those that begin alike.
     `prefill_share`: of the rounds while prompts wait and answers are under way, what share prompts
     get: more shortens the time to a first token, less the time between tokens.
@@ -82,6 +85,7 @@ class EngineConfig:
     page_size: int | None = None
     cache_bytes: int = 1 << 30
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     threads: int = 1
     prefix_cache: bool = True
     prefill_share: float = 0.5
@@ -129,6 +133,7 @@ class EngineConfig:
         _check_choice("device", self.device, DEVICES)
         _check_choice("graph", self.graph, GRAPHS)
         _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
 
     def ladder(self) -> ShapeLadder:

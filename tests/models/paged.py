@@ -11,6 +11,7 @@ from torch import Tensor
 
 from freewheel import ops
 from freewheel.models import DraftHead, LoadedModel, Model
+from freewheel.spec.storage import RowStorage
 from freewheel.state import Arena, CachePool, StepView
 
 ROW = 2
@@ -23,17 +24,23 @@ class Paged:
     """One row of at most `length` tokens, and a neighbour that keeps the batch at two rows."""
 
     def __init__(
-        self, loaded: LoadedModel, *, length: int = 64, page_size: int = 4, seed: int = 0
+        self,
+        loaded: LoadedModel,
+        *,
+        length: int = 64,
+        page_size: int = 4,
+        seed: int = 0,
+        storage: RowStorage | None = None,
     ) -> None:
         self.model: Model = loaded.model
         self.draft_head: DraftHead | None = loaded.draft_head
         dtype = NAMES[loaded.weights[0].dtype]
-        groups = self.model.cache_groups(page_size, dtype)
+        groups = self.model.cache_groups(page_size, dtype, storage)
         self.columns = tuple(group.pages_for(length) for group in groups)
         arena = Arena("cpu")
         self.cache = CachePool(arena, groups, tuple(2 * columns + 3 for columns in self.columns))
         for stored in arena.tensors():
-            stored.fill_(float("nan"))
+            stored.fill_(float("nan") if stored.is_floating_point() else 255)
         self.page_sizes = tuple(group.page_size for group in groups)
         self.page_tables = torch.zeros(len(groups), 3, max(self.columns), dtype=torch.int32)
         for table, columns in zip(self.page_tables, self.columns, strict=True):

@@ -13,6 +13,7 @@ from torch import Tensor
 from freewheel.models import load_folder, open_folder
 from freewheel.models.deepseek_v32 import DeepseekV32
 from freewheel.nn import indexer as indexer_module
+from freewheel.nn.rows import latents_of
 from tests.fixtures.closed_form import write_t32, write_tg
 from tests.models.dense_reference import DenseReference
 from tests.models.paged import ROW, Paged
@@ -60,7 +61,7 @@ def first_picks(folder: Path, dtype: torch.dtype, tokens: list[int]) -> list[set
     view = paged.view(tokens, 0, len(tokens))
     layer = loaded.model.layers[0]
     x = layer.attention_norm(loaded.model.embedding(view.tokens))
-    attention, latent = layer.attention, paged.cache.layer("latent", 0)
+    attention, latent = layer.attention, latents_of(paged.cache, "latent", 0)
     key, query, _ = attention.project(x, latent, view)
     assert attention.indexer is not None
     slots = attention.indexer.select(x, key, query, view, paged.cache)[ROW - 1]

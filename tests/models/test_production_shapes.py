@@ -13,6 +13,7 @@ from freewheel import ops
 from freewheel.models import RandomSource, load_model
 from freewheel.nn import entry_groups, held_tensors
 from freewheel.spec import CompressedSpec, read_model_spec
+from freewheel.spec.storage import PlainStorage
 from freewheel.state import Arena, CachePool, SequenceState, StepView, open_step
 from tests.fixtures.closed_form import T32, TG
 from tests.fixtures.compressed import T4
@@ -130,7 +131,10 @@ def test_deepseek_v4_flash_stores_what_its_format_says() -> None:
     """64 and 2 entries on a page of 256 tokens; bytes of a token, by group."""
     spec = read_model_spec(DEEPSEEK_V4_FLASH)
     assert isinstance(spec, CompressedSpec)
-    groups = {group.name: group for group in entry_groups(spec, 256, "bfloat16", mtp=True)}
+    groups = {
+        group.name: group
+        for group in entry_groups(spec, 256, "float32", PlainStorage("bfloat16"), mtp=True)
+    }
     assert groups["compressed4"].page_rows == 64 and groups["compressed128"].page_rows == 2
     assert {n: g.retention for n, g in groups.items()} == {
         "window": 128,

@@ -12,6 +12,7 @@ from freewheel.errors import CheckpointError, ConfigError, UnsupportedModel
 from freewheel.nn import entry_groups, rope_table
 from freewheel.spec import LayerKind, read_model_spec
 from freewheel.spec.compressed import CompressedSpec
+from freewheel.spec.storage import PlainStorage
 from tests.fixtures.compressed import KINDS, RATES, T4
 
 Config = dict[str, Any]
@@ -152,7 +153,10 @@ def test_what_is_missing_or_contradictory_is_named(changes: Config, field: str) 
 
 
 def test_groups_are_ordinary_pages_that_keep_what_a_round_may_read() -> None:
-    groups = {group.name: group for group in entry_groups(read({}), 64, "bfloat16", mtp=True)}
+    groups = {
+        group.name: group
+        for group in entry_groups(read({}), 64, "float32", PlainStorage("bfloat16"), mtp=True)
+    }
     kept = {name: group.retention for name, group in groups.items()}
     assert kept == {
         "window": 8,
@@ -166,9 +170,12 @@ def test_groups_are_ordinary_pages_that_keep_what_a_round_may_read() -> None:
     assert {f.dtype for name in ("tail4", "tail8") for f in groups[name].fields} == {"float32"}
     assert groups["compressed8"].page_rows == 8 and groups["compressed4"].page_rows == 16
     with pytest.raises(ConfigError, match="multiple of 8"):
-        entry_groups(read({}), 20, "bfloat16", mtp=False)
+        entry_groups(read({}), 20, "float32", PlainStorage("bfloat16"), mtp=False)
 
 
 def test_a_model_without_entries_has_its_window_alone() -> None:
     spec = read({"compress_ratios": [0] * 6, "layer_types": None})
-    assert [group.name for group in entry_groups(spec, 20, "float32", mtp=False)] == ["window"]
+    assert [
+        group.name
+        for group in entry_groups(spec, 20, "float32", PlainStorage("float32"), mtp=False)
+    ] == ["window"]

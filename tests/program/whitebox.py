@@ -15,6 +15,7 @@ from torch import Tensor
 from freewheel import LLM, SamplingParams
 from freewheel.graph import TapeGraph
 from freewheel.host import Request
+from freewheel.ops.rows import parts_of
 from freewheel.spec import Admission, CacheGroup, Feed, PageWrite, StepPlan
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -64,6 +65,7 @@ class PoisonedEngine:
             prefill_batch=1,
             context_len=llm.context_len,
             page_size=llm.config.page_size,
+            kv_cache_dtype=llm.config.kv_cache_dtype,
         )
         self._launch = llm.executor.launch
         llm.executor.launch = self.launch  # type: ignore[method-assign]
@@ -73,19 +75,20 @@ class PoisonedEngine:
 
     @property
     def caches(self) -> dict[Field, Tensor]:
-        """Every field by (group, name), float64 [layers, pages, page_rows, width]."""
+        """Every part of every field, float64 or bytes [layers, pages, page_rows, width]."""
         return caches_of(self.llm)
 
     def launch(self, plan: StepPlan) -> None:
         fresh = {r for r, a in zip(plan.rows, plan.admissions, strict=True) if a is not None}
         for (group, _), tensor in self.caches.items():
-            flat = tensor.flatten(1, 2)
-            keep = torch.zeros(flat.shape[1], dtype=torch.bool)
+            keep = torch.zeros(tensor.shape[1] * tensor.shape[2], dtype=torch.bool)
             for row in self.live_rows():
                 if row not in fresh:
                     keep[self.slots(row, group)] = True
             keep[self.cached_slots(group)] = True
-            flat[:, ~keep] = torch.nan
+            # Bytes of ones are NaN, whichever number they are part of.
+            nothing = torch.nan if tensor.is_floating_point() else 255
+            tensor[:, ~keep.view(tensor.shape[1:3])] = nothing
         self._launch(plan)
         self.rounds += 1
         self.seen |= {r.id: r for r in (item.request for item in self.llm._session._live.values())}
@@ -144,7 +147,8 @@ class PoisonedEngine:
         tokens = state.tokens[row, : int(state.known_lens[row])].tolist()
         want = one_shot(self._reference, tokens)
         for (group, name), tensor in self.caches.items():
-            have = tensor.flatten(1, 2)[:, self.slots(row, group)]
+            slots, size = self.slots(row, group), tensor.shape[2]
+            have = tensor[:, slots // size, slots % size]
             kept = self.kept(row, group)
             wanted = want[group, name][:, kept]
             torch.testing.assert_close(have, wanted, rtol=1e-9, atol=1e-11)
@@ -152,7 +156,7 @@ class PoisonedEngine:
 
 
 Field = tuple[int, str]
-"""A field of a group: the group's index, and the field's name."""
+"""A part of a field of a group: the group's index, and the field's name and the part's number."""
 
 
 def kept_rows(group: CacheGroup, computed: int) -> Tensor:
@@ -169,14 +173,17 @@ def same_bytes(a: Tensor, b: Tensor) -> bool:
 def caches_of(llm: LLM) -> dict[Field, Tensor]:
     arena = llm.executor.arena
     return {
-        (index, field.name): arena[f"cache.{group.name}.{field.name}"]
+        (index, f"{field.name}.{nth}"): part
         for index, group in enumerate(llm.built.groups)
         for field in group.fields
+        for nth, part in enumerate(
+            parts_of(arena[f"cache.{group.name}.{field.name}"], *field.parts)
+        )
     }
 
 
 def one_shot(llm: LLM, tokens: list[int]) -> dict[Field, Tensor]:
-    """Every field after one rectangle over all tokens: float64 [layers, rows, width]."""
+    """Every part after one rectangle over all tokens: float64 or bytes [layers, rows, width]."""
     shape = llm.built.ladder.fit_prefill(1, len(tokens), ready=True)
     admission = Admission(
         known=len(tokens),

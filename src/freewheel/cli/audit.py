@@ -30,6 +30,7 @@ def audit(
     run_ahead: o.RunAhead = 2,
     chunk: o.Chunk = 64,
     context_len: o.ContextLen = None,
+    kv_cache_dtype: o.KvCacheDtype = "auto",
     threads: o.Threads = 1,
     json: o.Json = False,
 ) -> None:
@@ -47,6 +48,7 @@ def audit(
         run_ahead=run_ahead,
         chunk=chunk,
         context_len=context_len,
+        kv_cache_dtype=kv_cache_dtype,
         threads=threads,
         max_batch=batch,
         prefill_batch=min(2, batch),

@@ -78,6 +78,7 @@ def offline(
     chunk: o.Chunk = 256,
     context_len: o.ContextLen = None,
     dtype: o.Dtype = "auto",
+    kv_cache_dtype: o.KvCacheDtype = "auto",
     threads: o.Threads = 1,
     deterministic: o.Deterministic = False,
     json: o.Json = False,
@@ -95,6 +96,7 @@ def offline(
         chunk=chunk,
         context_len=context_len,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         threads=threads,
         deterministic=deterministic,
     )

@@ -76,6 +76,7 @@ def decode(
     graph: o.Graph = "auto",
     run_ahead: o.RunAhead = 2,
     dtype: o.Dtype = "auto",
+    kv_cache_dtype: o.KvCacheDtype = "auto",
     threads: o.Threads = 1,
     deterministic: o.Deterministic = False,
     timeline: TimelineFile = None,
@@ -98,6 +99,7 @@ def decode(
         graph=graph,
         run_ahead=run_ahead,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         threads=threads,
         deterministic=deterministic,
     )

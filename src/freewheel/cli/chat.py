@@ -51,6 +51,7 @@ def chat(
     chunk: o.Chunk = 256,
     context_len: o.ContextLen = None,
     dtype: o.Dtype = "auto",
+    kv_cache_dtype: o.KvCacheDtype = "auto",
     threads: o.Threads = 1,
     json: o.Json = False,
 ) -> None:
@@ -77,6 +78,7 @@ def chat(
         chunk=chunk,
         context_len=context_len,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         threads=threads,
         max_batch=1,
         prefill_batch=1,

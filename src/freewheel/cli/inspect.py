@@ -41,6 +41,7 @@ def inspect(
     context_len: o.ContextLen = None,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
+    kv_cache_dtype: o.KvCacheDtype = "auto",
     graph: Annotated[
         bool, typer.Option("--graph", help="Also list what each captured round calls.")
     ] = False,
@@ -64,6 +65,7 @@ def inspect(
         context_len=context_len,
         device=device,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
     )
     find_model(model)
     verified = None

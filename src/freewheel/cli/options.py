@@ -33,6 +33,9 @@ ContextLen = Annotated[
     int | None, typer.Option(help="Prompt and answer together; default: model's.")
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float64.")]
+KvCacheDtype = Annotated[
+    str, typer.Option(help="auto, bf16 or fp8: nearly twice the tokens, some of them others.")
+]
 LoadFormat = Annotated[
     str,
     typer.Option(

@@ -64,6 +64,7 @@ def serve(
     chunk: o.Chunk = 256,
     context_len: o.ContextLen = None,
     dtype: o.Dtype = "auto",
+    kv_cache_dtype: o.KvCacheDtype = "auto",
     threads: o.Threads = 1,
 ) -> None:
     """Answer over HTTP: OpenAI's and Anthropic's endpoints, metrics, and a page at /."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from freewheel.models.base import Model
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.model import ModelSpec
+from freewheel.spec.storage import RowStorage
 from freewheel.state import CachePool, StepView
 
 SCALE = 1000
@@ -40,8 +41,10 @@ class ForcedTarget:
     def spec(self) -> ModelSpec:
         return self.model.spec
 
-    def cache_groups(self, page_size: int, dtype: str) -> tuple[CacheGroup, ...]:
-        return self.model.cache_groups(page_size, dtype)
+    def cache_groups(
+        self, page_size: int, dtype: str, storage: RowStorage | None = None
+    ) -> tuple[CacheGroup, ...]:
+        return self.model.cache_groups(page_size, dtype, storage)
 
     def forward(self, view: StepView, cache: CachePool) -> Tensor:
         """Hidden states of the model; the view is kept for `logits`."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.model import ModelSpec
+from freewheel.spec.storage import RowStorage
 from freewheel.state import CachePool, StepView
 
 
@@ -18,10 +19,14 @@ class Model(Protocol):
     @property
     def spec(self) -> ModelSpec: ...
 
-    def cache_groups(self, page_size: int, dtype: str) -> tuple[CacheGroup, ...]:
-        """What the model stores for a token: pages of `page_size` tokens, elements of `dtype`.
+    def cache_groups(
+        self, page_size: int, dtype: str, storage: RowStorage | None = None
+    ) -> tuple[CacheGroup, ...]:
+        """What the model stores for a token: pages of `page_size` tokens.
 
-        Includes what its draft head stores, if one was loaded with it.
+        `dtype`: what is computed in. `storage`: how rows are stored; None is in that dtype.
+        Includes what its draft head stores, if one was loaded with it. Raises ConfigError if the
+        model's rows cannot be stored so.
         """
         ...
 

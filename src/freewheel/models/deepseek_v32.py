@@ -24,6 +24,7 @@ from freewheel.nn import (
 )
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.model import DsaSpec
+from freewheel.spec.storage import PlainStorage, RowStorage
 from freewheel.state import CachePool, StepView
 
 
@@ -38,9 +39,11 @@ class DeepseekV32:
     head: Head
     has_mtp: bool
 
-    def cache_groups(self, page_size: int, dtype: str) -> tuple[CacheGroup, ...]:
+    def cache_groups(
+        self, page_size: int, dtype: str, storage: RowStorage | None = None
+    ) -> tuple[CacheGroup, ...]:
         """One group: latents and index keys of every layer."""
-        return (history_group(self.spec, page_size, dtype, self.has_mtp),)
+        return (history_group(self.spec, page_size, storage or PlainStorage(dtype), self.has_mtp),)
 
     def forward(self, view: StepView, cache: CachePool) -> Tensor:
         """Hidden states [B, W, H] behind the final norm."""

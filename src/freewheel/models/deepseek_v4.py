@@ -30,6 +30,7 @@ from freewheel.nn import (
 )
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.compressed import CompressedSpec
+from freewheel.spec.storage import PlainStorage, RowStorage
 from freewheel.state import CachePool, StepView
 
 
@@ -46,9 +47,12 @@ class DeepseekV4:
     head: Head
     has_mtp: bool
 
-    def cache_groups(self, page_size: int, dtype: str) -> tuple[CacheGroup, ...]:
+    def cache_groups(
+        self, page_size: int, dtype: str, storage: RowStorage | None = None
+    ) -> tuple[CacheGroup, ...]:
         """The window of every layer; entries, and what they are mixed from, of each kind."""
-        return entry_groups(self.spec, page_size, dtype, self.has_mtp)
+        wide, own = "float64" if dtype == "float64" else "float32", storage or PlainStorage(dtype)
+        return entry_groups(self.spec, page_size, wide, own, self.has_mtp)
 
     def forward(self, view: StepView, cache: CachePool) -> Tensor:
         """Streams [B, W, N * D] behind the last layer."""

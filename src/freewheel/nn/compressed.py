@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from freewheel import ops
 from freewheel.nn.compressor import Compressor, load_compressor
 from freewheel.nn.entry_indexer import EntryIndexer, load_entry_indexer
 from freewheel.nn.linear import Projection, load_linear
 from freewheel.nn.norm_rope import Norm, load_wide_norm
+from freewheel.nn.rows import keys_of
 from freewheel.nn.sight import Sight
 from freewheel.nn.source import WeightSource, wide_dtype
 from freewheel.spec.compressed import CompressedSpec, LayerKind, SharedKvSpec
@@ -50,9 +50,8 @@ class CompressedAttention:
         spec, table = self.spec, self.rope_table
         q_latent = self.q_a_norm(self.q_a(x))  # [B, W, q_lora]
         query = self.q_b(q_latent).unflatten(-1, (spec.heads, spec.head_dim))
-        keys = cache.layer(KEY, self.layer)  # [n_pages, page_size, D]
-        query = ops.place_heads(
-            keys,
+        keys = keys_of(cache, KEY, self.layer)
+        query = keys.place(
             query,
             self.query_norm_eps,
             self.kv(x),
@@ -63,11 +62,10 @@ class CompressedAttention:
             view.write_slots[WINDOW],
         )
         entries, picks = self._entries(x, q_latent, view, cache, sight)
-        mixed = ops.window_attention(
+        mixed = keys.attend(
             query,
-            keys,
             sight.window,
-            keys if entries is None else entries,
+            keys.tensor if entries is None else entries,
             picks,
             self.sinks,
             spec.scale,
@@ -81,15 +79,16 @@ class CompressedAttention:
     def _entries(
         self, x: Tensor, q_latent: Tensor, view: StepView, cache: CachePool, sight: Sight
     ) -> tuple[Tensor | None, Tensor]:
-        """The entries' cache [n_pages, page_rows, D], and the picks: int32 [B, W, E]."""
+        """The entries' cache [n_pages, page_rows, D or bytes], and the picks: int32 [B, W, E]."""
         if self.compressor is None:
             return None, sight.nothing
         own = sight.entries[self.kind]
-        entries = self.compressor.store(x, view, cache, own)
+        entries = keys_of(cache, ENTRY, self.layer)
+        self.compressor.store(x, entries, view, cache, own)
         if self.indexer is not None:
-            return entries, self.indexer.select(x, q_latent, view, cache, own)
+            return entries.tensor, self.indexer.select(x, q_latent, view, cache, own)
         assert own.slots is not None, "layers without an indexer see all entries of their kind"
-        return entries, own.slots
+        return entries.tensor, own.slots
 
 
 def load_compressed_attention(

@@ -10,10 +10,11 @@ from torch import Tensor
 from freewheel import ops
 from freewheel.nn.matrix import concat_rows
 from freewheel.nn.norm_rope import Norm, load_wide_norm
+from freewheel.nn.rows import IndexKeys, Keys
 from freewheel.nn.sight import EntrySight
 from freewheel.nn.source import WeightSource, wide_dtype
 from freewheel.spec.compressed import CompressedSpec, LayerKind
-from freewheel.spec.entry_groups import ENTRY, INDEX_ENTRY, INDEX_RAW, RAW
+from freewheel.spec.entry_groups import INDEX_RAW, RAW
 from freewheel.state import CachePool, StepView
 
 
@@ -26,21 +27,22 @@ class Compressor:
     """
 
     layer: int
-    entry_field: str
     raw_field: str
     kv_gate: Tensor  # float [2 * C, H]
     bias: Tensor  # float32 [ratio, C]
     norm: Norm
     rope_table: Tensor  # float32 [T, rope]
 
-    def store(self, x: Tensor, view: StepView, cache: CachePool, sight: EntrySight) -> Tensor:
-        """Store the raw rows of x [B, W, H] and the entries that they complete.
-
-        Returns the entries' cache [n_pages, page_rows, D].
-        """
-        entries = cache.layer(self.entry_field, self.layer)
-        ops.store_entries(
-            entries,
+    def store(
+        self,
+        x: Tensor,
+        entries: Keys | IndexKeys,
+        view: StepView,
+        cache: CachePool,
+        sight: EntrySight,
+    ) -> None:
+        """Store the raw rows of x [B, W, H] and, in `entries`, those that they complete."""
+        entries.store_entries(
             cache.layer(self.raw_field, self.layer),
             ops.project_raw(x, self.kv_gate),
             view.positions,
@@ -53,21 +55,20 @@ class Compressor:
             sight.write_slots,
             sight.raw_slots,
         )
-        return entries
 
 
 def load_compressor(
     source: WeightSource, spec: CompressedSpec, name: str, layer: int, table: Tensor
 ) -> Compressor:
     """The one of a layer's attention, stored under `name`."""
-    return _load(source, spec, name, layer, table, spec.attention.head_dim, (ENTRY, RAW))
+    return _load(source, spec, name, layer, table, spec.attention.head_dim, RAW)
 
 
 def load_index_compressor(
     source: WeightSource, spec: CompressedSpec, name: str, layer: int, table: Tensor
 ) -> Compressor:
     """The one of a layer's indexer, stored under `name`."""
-    return _load(source, spec, name, layer, table, spec.indexer.dim, (INDEX_ENTRY, INDEX_RAW))
+    return _load(source, spec, name, layer, table, spec.indexer.dim, INDEX_RAW)
 
 
 def _load(
@@ -77,7 +78,7 @@ def _load(
     layer: int,
     table: Tensor,
     dim: int,
-    fields: tuple[str, str],
+    raw_field: str,
 ) -> Compressor:
     kind, dtype = spec.kinds[layer], wide_dtype(source.dtype)
     channels = 2 * dim if kind is LayerKind.SPARSE else dim
@@ -85,8 +86,7 @@ def _load(
     parts = tuple(source.dense(f"{name}.{part}.weight", shape) for part in ("wkv", "wgate"))
     return Compressor(
         layer=layer,
-        entry_field=fields[0],
-        raw_field=fields[1],
+        raw_field=raw_field,
         kv_gate=concat_rows(parts),
         bias=source.tensor(f"{name}.ape", (spec.ratio(kind), channels), dtype),
         norm=load_wide_norm(source, f"{name}.norm", dim, spec.norm_eps),

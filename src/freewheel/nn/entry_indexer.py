@@ -11,9 +11,11 @@ from freewheel import ops
 from freewheel.nn.compressor import Compressor, load_index_compressor
 from freewheel.nn.indexer import pick
 from freewheel.nn.linear import Linear, Projection, load_linear, load_wide_linear
+from freewheel.nn.rows import index_keys_of
 from freewheel.nn.sight import EntrySight
 from freewheel.nn.source import WeightSource
 from freewheel.spec.compressed import CompressedSpec, EntryIndexerSpec
+from freewheel.spec.entry_groups import INDEX_ENTRY
 from freewheel.state import CachePool, StepView
 
 
@@ -39,7 +41,8 @@ class EntryIndexer:
         attention's entries as well: both share a page table.
         """
         spec = self.spec
-        entries = self.compressor.store(x, view, cache, sight)
+        entries = index_keys_of(cache, INDEX_ENTRY, self.compressor.layer)
+        self.compressor.store(x, entries, view, cache, sight)
         query = self.query(q_latent).unflatten(-1, (spec.heads, spec.dim))  # [B, W, Hi, Di]
         query = ops.rope_tail(query, view.positions, self.rope_table, False)
         gates = self.weights(x) * (spec.heads * spec.dim) ** -0.5  # float [B, W, Hi]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from freewheel import ops
 from freewheel.nn.linear import Linear, load_wide_linear
+from freewheel.nn.rows import IndexKeys, index_keys_of
 from freewheel.nn.source import WeightSource
 from freewheel.spec.history import HISTORY, INDEX_KEY
 from freewheel.spec.model import DsaSpec, IndexerSpec
@@ -42,9 +43,8 @@ class Indexer:
         `wq_b` of the attention's normed query latent.
         """
         spec = self.spec
-        keys = cache.layer(INDEX_KEY, self.layer)  # [n_pages, page_size, Di]
-        query, gates = ops.index_queries(
-            keys,
+        keys = index_keys_of(cache, INDEX_KEY, self.layer)
+        query, gates = keys.place(
             query.unflatten(-1, (spec.heads, spec.dim)),
             self.weights(x),
             (spec.heads * spec.dim) ** -0.5,
@@ -64,7 +64,7 @@ class Indexer:
 def pick(
     query: Tensor,  # [B, W, Hi, Di]
     gates: Tensor,  # float [B, W, Hi]
-    keys: Tensor,  # [n_pages, page_rows, Di]
+    keys: IndexKeys,
     table: Tensor,  # int32 [R, P]
     rows: Tensor,  # int32 [B]
     lens: Tensor,  # int32 [B, W]
@@ -74,14 +74,14 @@ def pick(
 
     Whole queries at a time, so that logits stay below LOGITS_LIMIT.
     """
-    page_rows = keys.shape[1]
+    page_rows = keys.page_rows
     per_column = query.shape[0] * table.shape[1] * page_rows
     step = max(1, LOGITS_LIMIT // per_column)
     picks = []
     for start in range(0, query.shape[1], step):
         piece = slice(start, start + step)
         own = lens[:, piece]
-        logits = ops.index_logits(query[:, piece], gates[:, piece], keys, table, rows, own, topk)
+        logits = keys.logits(query[:, piece], gates[:, piece], table, rows, own, topk)
         picks.append(ops.topk_slots(logits, table, rows, own, page_rows, topk))
     return picks[0] if len(picks) == 1 else torch.cat(picks, dim=1)
 

@@ -15,6 +15,7 @@ from freewheel import ops
 from freewheel.nn.indexer import Indexer, load_indexer
 from freewheel.nn.linear import Projection, StackedLinear, load_linear, load_stacked_linear
 from freewheel.nn.norm_rope import Norm, load_norm
+from freewheel.nn.rows import Latents, latents_of
 from freewheel.nn.source import WeightSource
 from freewheel.spec.history import HISTORY, LATENT
 from freewheel.spec.model import AttentionSpec, DsaSpec
@@ -44,7 +45,7 @@ class SparseMla:
 
         `slots`: the picks of the nearest full layer below; used if this layer has no indexer.
         """
-        spec, latent = self.spec, cache.layer(LATENT, self.layer)  # [n_pages, page_size, D]
+        spec, latent = self.spec, latents_of(cache, LATENT, self.layer)
         index_key, index_query, query = self.project(x, latent, view)
         if self.indexer is not None:
             slots = self.indexer.select(x, index_key, index_query, view, cache)
@@ -53,18 +54,17 @@ class SparseMla:
         query = ops.absorb_query(
             query, self.key_up, view.positions, self.rope_table, spec.interleaved
         )  # [B, W, heads, kv_lora + rope]
-        mixed = ops.sparse_mla(query, latent, slots, spec.scale, spec.kv_lora_rank)
+        mixed = latent.attend(query, slots, spec.scale, spec.kv_lora_rank)
         return self.output(ops.expand_values(mixed, self.value_up)), slots
 
-    def project(self, x: Tensor, latent: Tensor, view: StepView) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, latent: Latents, view: StepView) -> tuple[Tensor, Tensor, Tensor]:
         """Store the latents of x [B, W, H] in `latent`; returns what else is made of x.
 
         Index keys [B, W, Di] and queries [B, W, Hi * Di], of no columns without an indexer, and
         queries [B, W, heads * (nope + rope)], as they are projected.
         """
         query, index_key, compressed = self.down(x)
-        query = ops.norm_latents(
-            latent,
+        query = latent.norm(
             query,
             self.query_norm.weight,
             compressed,

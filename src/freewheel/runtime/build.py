@@ -30,6 +30,7 @@ from freewheel.spec.cache import CacheGroup
 from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.model import ModelSpec
 from freewheel.spec.shape import ECHOES, ShapeLadder
+from freewheel.spec.storage import Fp8Storage, PlainStorage, RowStorage
 from freewheel.state.adjust import table_cells
 from freewheel.state.letters import TABLE_WORDS
 from freewheel.state.pool import DTYPES
@@ -91,8 +92,8 @@ def build(
     graph = resolve_graph(config, device, decisions)
     dtype = resolve_dtype(config, device, decisions)
     check_deterministic(config, device, folder.spec)
-    page_size = resolve_page_size(config, folder.spec, decisions)
-    groups = sketch(config, folder, drafter, dtype).model.cache_groups(page_size, dtype)
+    found = sketch(config, folder, drafter, dtype)
+    groups = plan_groups(config, folder.spec, found.model, dtype, decisions)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
     torch.set_num_threads(config.threads)
     cache = str(kernel_cache_folder(config, decisions)) if device == "cuda" else None
@@ -204,6 +205,26 @@ def resolve_dtype(config: EngineConfig, device: str, decisions: Decisions) -> st
         return "bfloat16"
     decisions.note("dtype", "float32", "the CPU computes bfloat16 slower and rounds it by shape")
     return "float32"
+
+
+def plan_groups(
+    config: EngineConfig, spec: ModelSpec, model: Model, dtype: str, decisions: Decisions
+) -> tuple[CacheGroup, ...]:
+    """What `model` stores. Raises ConfigError for pages or rows that do not suit it."""
+    page_size = resolve_page_size(config, spec, decisions)
+    return model.cache_groups(page_size, dtype, resolve_storage(config, dtype, decisions))
+
+
+def resolve_storage(config: EngineConfig, dtype: str, decisions: Decisions) -> RowStorage:
+    """How cached rows are stored: in the dtype computed in, unless the user says otherwise."""
+    if config.kv_cache_dtype == "fp8":
+        return Fp8Storage()
+    if config.kv_cache_dtype == "bf16":
+        return PlainStorage("bfloat16")
+    decisions.note(
+        "kv_cache_dtype", dtype, "as computed: FP8 rows change some tokens; ask for them"
+    )
+    return PlainStorage(dtype)
 
 
 def check_deterministic(config: EngineConfig, device: str, spec: ModelSpec) -> None:

@@ -14,10 +14,10 @@ from freewheel.memory import plan_memory
 from freewheel.runtime.build import (
     find_folder,
     make_drafter,
+    plan_groups,
     resolve_device,
     resolve_drafter,
     resolve_dtype,
-    resolve_page_size,
     sketch,
 )
 from freewheel.runtime.mailbox import outbox_shape
@@ -35,9 +35,8 @@ def outline(config: EngineConfig) -> dict[StepShape, Counter[str]]:
     folder = find_folder(config)
     drafter = resolve_drafter(config, folder, decisions)
     dtype = resolve_dtype(config, resolve_device(config, decisions), decisions)
-    page_size = resolve_page_size(config, folder.spec, decisions)
     found = sketch(config, folder, drafter, dtype)
-    groups = found.model.cache_groups(page_size, dtype)
+    groups = plan_groups(config, folder.spec, found.model, dtype, decisions)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
     arena = Arena("meta")
     state = SequenceState.build(arena, sizes.rows, sizes.row_width, groups)

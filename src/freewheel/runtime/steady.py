@@ -256,7 +256,7 @@ class _Loop:
 
 
 def _draw(cache: Tensor) -> None:
-    """Random numbers of size one; small ones where a field holds bytes."""
+    """Random numbers of size one; where rows are bytes, FP8 and scales no larger than 64."""
     if cache.dtype.is_floating_point:
         cache.normal_()
     else:

@@ -13,11 +13,11 @@ from freewheel.models.manifest import Progress, verify_manifest
 from freewheel.nn.source import held_tensors
 from freewheel.runtime.build import (
     find_folder,
+    plan_groups,
     resolve_device,
     resolve_drafter,
     resolve_dtype,
     resolve_graph,
-    resolve_page_size,
     sketch,
 )
 from freewheel.spec.cache import CacheGroup
@@ -67,9 +67,8 @@ def survey(config: EngineConfig) -> Survey:
     device = resolve_device(config, decisions)
     resolve_graph(config, device, decisions)
     dtype = resolve_dtype(config, device, decisions)
-    page_size = resolve_page_size(config, folder.spec, decisions)
     found = sketch(config, folder, drafter, dtype)
-    groups = found.model.cache_groups(page_size, dtype)
+    groups = plan_groups(config, folder.spec, found.model, dtype, decisions)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
     arena = Arena("meta")
     SequenceState.build(

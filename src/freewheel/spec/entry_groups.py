@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from freewheel.errors import ConfigError
 from freewheel.spec.cache import CacheField, CacheGroup
 from freewheel.spec.compressed import CompressedSpec, LayerKind
+from freewheel.spec.storage import RowStorage
 
 WINDOW = 0
 """Index of the window's group among a model's cache groups."""
@@ -51,13 +52,14 @@ def entry_places(spec: CompressedSpec) -> dict[LayerKind, EntryPlaces]:
 
 
 def entry_groups(
-    spec: CompressedSpec, page_size: int, dtype: str, mtp: bool
+    spec: CompressedSpec, page_size: int, wide: str, storage: RowStorage, mtp: bool
 ) -> tuple[CacheGroup, ...]:
     """The window's group; then, for each kind of entries, theirs and that of their raw inputs.
 
     A group keeps what a later round may read: of the window the last `window` tokens, of a tail
     the last `span`. Where a page of entries ends, every window has closed: a row that starts there
-    needs of a tail only what the next windows overlap with.
+    needs of a tail only what the next windows overlap with. `wide`: dtype of raw rows; `storage`
+    of all others.
 
     Raises ConfigError if a page would end within a window.
     """
@@ -66,11 +68,12 @@ def entry_groups(
             f"page_size: must be a multiple of {spec.page_multiple} for this model, got {page_size}"
         )
     layers = range(spec.layers + mtp)  # the multi-token-prediction layer is the last
-    key = CacheField(KEY, spec.attention.head_dim, dtype, tuple(layers))
-    window = _latest("window", page_size, WINDOW_PAGE, spec.attention.window, (key,))
+    own = spec.attention
+    key = storage.keys(KEY, own.head_dim, own.rope_dim, tuple(layers))
+    window = _latest("window", page_size, WINDOW_PAGE, own.window, (key,))
     groups = [window]
     for kind, places in entry_places(spec).items():
-        fields = _fields(spec, kind, dtype)
+        fields = _fields(spec, kind, wide, storage)
         name = f"compressed{places.ratio}"
         groups.append(CacheGroup(name, page_size, places.ratio, None, fields[:1] + fields[2:3]))
         largest = SPARSE_TAIL_PAGE if kind is LayerKind.SPARSE else HEAVY_TAIL_PAGE
@@ -92,19 +95,21 @@ def _latest(
     return CacheGroup(name, math.gcd(page_size, largest), 1, retention, fields, resume)
 
 
-def _fields(spec: CompressedSpec, kind: LayerKind, dtype: str) -> tuple[CacheField, ...]:
+def _fields(
+    spec: CompressedSpec, kind: LayerKind, wide: str, storage: RowStorage
+) -> tuple[CacheField, ...]:
     """Entries and their raw inputs, and the same of the indexer, for all layers of `kind`.
 
     A raw row is a value and a gate for every channel, twice over where windows overlap; in
     float32, because the softmax over a window is.
     """
     layers, dim, index = spec.layers_of(kind), spec.attention.head_dim, spec.indexer.dim
-    wide = "float64" if dtype == "float64" else "float32"
+    entry = storage.keys(ENTRY, dim, spec.attention.rope_dim, layers)
     if kind is LayerKind.HEAVY:
-        return CacheField(ENTRY, dim, dtype, layers), CacheField(RAW, 2 * dim, wide, layers)
+        return entry, CacheField(RAW, 2 * dim, wide, layers)
     return (
-        CacheField(ENTRY, dim, dtype, layers),
+        entry,
         CacheField(RAW, 4 * dim, wide, layers),
-        CacheField(INDEX_ENTRY, index, dtype, layers),
+        storage.index_keys(INDEX_ENTRY, index, layers),
         CacheField(INDEX_RAW, 4 * index, wide, layers),
     )

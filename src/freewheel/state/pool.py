@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from freewheel.spec.cache import CacheGroup
+from freewheel.spec.cache import CacheField, CacheGroup
 from freewheel.state.arena import Arena
 
 DTYPES = {
@@ -27,6 +27,7 @@ class CachePool:
         self.groups = groups
         self.pages = pages
         self._layers: dict[tuple[str, int], Tensor] = {}
+        self._fields = {field.name: field for group in groups for field in group.fields}
         for group, count in zip(groups, pages, strict=True):
             for field in group.fields:
                 stored = arena.new_undefined(
@@ -36,6 +37,10 @@ class CachePool:
                 )  # dtype [layers, pages, page_rows, width]
                 for index, layer in enumerate(field.layers):
                     self._layers[field.name, layer] = stored[index]
+
+    def field(self, name: str) -> CacheField:
+        """How rows of that name are stored. Raises KeyError if there are none."""
+        return self._fields[name]
 
     def layer(self, field: str, layer: int) -> Tensor:
         """`field` of model layer `layer`: dtype [pages, page_rows, width].
