@@ -2,7 +2,8 @@
 """Time one round at real dimensions on a CUDA device, with random weights.
 
     python benchmarks/bench_round.py --config benchmarks/configs/v32_tp8shard.json \
-        [--batch 1,8] [--context 4096] [--speculate 3] [--weights fp8] [--layers N] [--log FILE]
+        [--batch 1,8] [--context 4096] [--speculate 3] [--weights fp8] [--kv-cache-dtype fp8]
+        [--layers N] [--log FILE]
 
 The configurations are one rank's share of eight: heads, experts' width and vocabulary divided, full
 depth. Weights are bfloat16, or FP8 in blocks of 128 wherever a released checkpoint has them so;
@@ -43,11 +44,13 @@ from freewheel.spec.cache import CacheGroup
 from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.model import DsaSpec
 from freewheel.spec.model_config import read_model_spec
+from freewheel.spec.storage import Fp8Storage, PlainStorage, RowStorage
 
 PAGES, HEADROOM = {DsaSpec: 64, CompressedSpec: 256}, 512
 BANDWIDTH = 4.3e12
 """Bytes a second that a large device-to-device copy moves on an H200, reads and writes counted."""
 
+STORAGES: dict[str, RowStorage] = {"bf16": PlainStorage("bfloat16"), "fp8": Fp8Storage()}
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 
 
@@ -140,11 +143,13 @@ def main() -> int:
     if options.layers:
         spec = _shortened(spec, options.layers)
     batches = [int(b) for b in options.batch.split(",")]
-    cases = [Case(b, options.context, options.speculate) for b in batches]
+    contexts = [int(c) for c in options.context.split(",")]
+    cases = [Case(b, c, options.speculate) for b in batches for c in contexts]
     with open(options.log or "/dev/null", "w", encoding="utf-8") as log:
         print(_header(), flush=True)
         fp8 = options.weights == "fp8"
-        executor = _build(spec, cases, DummySource(options.distinct, fp8))
+        storage = STORAGES[options.kv_cache_dtype]
+        executor = _build(spec, cases, DummySource(options.distinct, fp8), storage)
         size = 1.0 if fp8 else 2.0
         for case in cases:
             print(_line(spec, case, executor, log, options.config, size), flush=True)
@@ -155,9 +160,10 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time a round at real dimensions.")
     parser.add_argument("--config", required=True)
     parser.add_argument("--batch", default="1,8")
-    parser.add_argument("--context", type=int, default=4096)
+    parser.add_argument("--context", default="4096", help="rows have room for the longest")
     parser.add_argument("--speculate", type=int, default=3)
     parser.add_argument("--weights", default="bf16", choices=("bf16", "fp8"))
+    parser.add_argument("--kv-cache-dtype", default="bf16", choices=tuple(STORAGES))
     parser.add_argument("--layers", type=int, default=0, help="fewer layers, for a quick look")
     parser.add_argument("--distinct", type=int, default=8, help="layers with experts of their own")
     parser.add_argument("--log", default="", help="write the kernels of a round there")
@@ -184,13 +190,13 @@ def _shortened(spec: Spec, layers: int) -> Spec:
     )
 
 
-def _build(spec: Spec, cases: list[Case], source: DummySource) -> Executor:
+def _build(spec: Spec, cases: list[Case], source: DummySource, storage: RowStorage) -> Executor:
     """An executor whose rows stand at `context` tokens, over caches of random numbers."""
     width = max(case.context for case in cases) + HEADROOM
     batch = max(case.batch for case in cases)
     model, head = load_model(spec, source, positions=width)
     assert head is not None
-    groups = model.cache_groups(PAGES[type(spec)], "bfloat16")
+    groups = model.cache_groups(PAGES[type(spec)], "bfloat16", storage)
     pages = tuple(batch * group.pages_for(width) + 1 for group in groups)
     executor = Executor(
         model,
@@ -198,7 +204,7 @@ def _build(spec: Spec, cases: list[Case], source: DummySource) -> Executor:
         held_tensors(model, head),
         groups,
         Sizes(batch + 1, width, pages),
-        tuple(case.shape for case in cases),
+        tuple(dict.fromkeys(case.shape for case in cases)),
         device="cuda",
         graph="cuda",
         run_ahead=2,
@@ -217,7 +223,11 @@ def _fill(executor: Executor, index: int, group: CacheGroup) -> None:
     """
     state = executor.state
     for field in group.fields:
-        executor.arena[f"cache.{group.name}.{field.name}"].normal_()
+        stored = executor.arena[f"cache.{group.name}.{field.name}"]
+        if field.packed is None:
+            stored.normal_()
+        else:
+            stored.random_(0, 64)  # codes and scales of small numbers
     rows, columns = state.page_tables.shape[1] - 1, state.columns[index]
     order = torch.randperm(rows * columns, device="cuda") + 1
     state.page_tables[index, 1:, :columns] = order.view(rows, columns).int()
@@ -320,7 +330,7 @@ def _print_in_order(kernels: list[FunctionEvent], log: object) -> None:
 def _floor_bytes(spec: Spec, case: Case, size: float) -> float:
     """Bytes of weights and caches that one round reads at the least; `size` bytes a weight.
 
-    The head, caches and what is never quantised are bfloat16, the router float32.
+    The head, caches and what is never quantised count as bfloat16, the router as float32.
     """
     if isinstance(spec, CompressedSpec):
         return stream_floor(spec, case.batch, case.context, case.depth)
