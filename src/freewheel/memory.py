@@ -10,6 +10,7 @@ from freewheel.config import Decisions, EngineConfig
 from freewheel.errors import ConfigError
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.model import ModelSpec
+from freewheel.spec.storage import Fp8Storage, PlainStorage, RowStorage
 
 
 @dataclass(frozen=True)
@@ -142,3 +143,15 @@ def _check_one_fits(
                 f"cache_bytes: {config.cache_bytes} leaves {count} pages of {group.name}, and one "
                 f"request of {context_len} tokens takes {needed}; raise it or lower context_len"
             )
+
+
+def resolve_storage(config: EngineConfig, dtype: str, decisions: Decisions) -> RowStorage:
+    """How cached rows are stored: in the dtype computed in, unless the user says otherwise."""
+    if config.kv_cache_dtype == "fp8":
+        return Fp8Storage()
+    if config.kv_cache_dtype == "bf16":
+        return PlainStorage("bfloat16")
+    decisions.note(
+        "kv_cache_dtype", dtype, "as computed: FP8 rows change some tokens; ask for them"
+    )
+    return PlainStorage(dtype)

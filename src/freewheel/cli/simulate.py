@@ -58,6 +58,7 @@ def simulate(
     prefill_batch: Annotated[int, typer.Option(help="Prompts computed together.")] = 4,
     chunk: o.Chunk = 4096,
     context_len: o.ContextLen = None,
+    kv_cache_dtype: o.KvCacheDtype = "auto",
     run_ahead: o.RunAhead = 2,
     speculate: Annotated[int, typer.Option(help="Drafts of every round.")] = 3,
     accept: Annotated[str, typer.Option(help="Shares between commas.")] = "0.8,0.6,0.45",
@@ -78,18 +79,9 @@ def simulate(
     json: o.Json = False,
 ) -> None:
     """Replay a trace through the real scheduler and caches. `HELP` says how."""
+    given: dict[str, Any] = locals() | {"prefill_batch": min(prefill_batch, max_batch)}
     config = EngineConfig(
-        model=model,
-        speculate=speculate,
-        run_ahead=run_ahead,
-        chunk=chunk,
-        max_batch=max_batch,
-        prefill_batch=min(prefill_batch, max_batch),
-        context_len=context_len,
-        page_size=page_size,
-        cache_bytes=cache_bytes,
-        prefix_cache=prefix_cache,
-        prefill_share=prefill_share,
+        **{one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
     )
     cost = RoundCost(
         fixed_ms / 1e3, token_us / 1e6, key_ns / 1e9, read_measured(tuple(costs or ()))

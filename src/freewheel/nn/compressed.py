@@ -20,7 +20,7 @@ from freewheel.nn.rows import keys_of
 from freewheel.nn.sight import Sight
 from freewheel.nn.source import WeightSource, wide_dtype
 from freewheel.spec.compressed import CompressedSpec, LayerKind, SharedKvSpec
-from freewheel.spec.entry_groups import KEY, WINDOW
+from freewheel.spec.entry_groups import ENTRY, KEY, WINDOW
 from freewheel.state import CachePool, StepView
 
 

@@ -12,7 +12,7 @@ from freewheel.config import Decisions, EngineConfig, find_model, kernel_cache_f
 from freewheel.decode import ChainDrafter, Drafter, LookupDrafter, NoDrafter
 from freewheel.errors import CheckpointError, ConfigError
 from freewheel.host import Shelf
-from freewheel.memory import Sizes, plan_memory, resolve_page_size
+from freewheel.memory import Sizes, plan_memory, resolve_page_size, resolve_storage
 from freewheel.models import (
     LoadedModel,
     ModelFolder,
@@ -30,7 +30,6 @@ from freewheel.spec.cache import CacheGroup
 from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.model import ModelSpec
 from freewheel.spec.shape import ECHOES, ShapeLadder
-from freewheel.spec.storage import Fp8Storage, PlainStorage, RowStorage
 from freewheel.state.adjust import table_cells
 from freewheel.state.letters import TABLE_WORDS
 from freewheel.state.pool import DTYPES
@@ -215,18 +214,6 @@ def plan_groups(
     return model.cache_groups(page_size, dtype, resolve_storage(config, dtype, decisions))
 
 
-def resolve_storage(config: EngineConfig, dtype: str, decisions: Decisions) -> RowStorage:
-    """How cached rows are stored: in the dtype computed in, unless the user says otherwise."""
-    if config.kv_cache_dtype == "fp8":
-        return Fp8Storage()
-    if config.kv_cache_dtype == "bf16":
-        return PlainStorage("bfloat16")
-    decisions.note(
-        "kv_cache_dtype", dtype, "as computed: FP8 rows change some tokens; ask for them"
-    )
-    return PlainStorage(dtype)
-
-
 def check_deterministic(config: EngineConfig, device: str, spec: ModelSpec) -> None:
     """Raise ConfigError where `deterministic` could not be kept."""
     if not config.deterministic:
@@ -235,6 +222,11 @@ def check_deterministic(config: EngineConfig, device: str, spec: ModelSpec) -> N
         raise ConfigError(
             'deterministic: is for CUDA devices; on the CPU, dtype="float64" gives the same '
             "tokens in any company"
+        )
+    if config.kv_cache_dtype == "fp8":
+        raise ConfigError(
+            "deterministic: attention over FP8 rows does not keep one order of sums; choose "
+            "another kv_cache_dtype"
         )
     if isinstance(spec, CompressedSpec):
         raise ConfigError(

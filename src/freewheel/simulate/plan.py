@@ -13,13 +13,14 @@ from typing import Any
 from freewheel.config import Decisions, EngineConfig, find_model
 from freewheel.errors import CheckpointError, ConfigError
 from freewheel.host import Scheduler
-from freewheel.memory import plan_memory, resolve_page_size
+from freewheel.memory import plan_memory, resolve_page_size, resolve_storage
 from freewheel.simulate.costs import RoundCost
 from freewheel.simulate.trace import Trace
 from freewheel.spec import CacheGroup, DsaSpec, ModelSpec, read_model_spec
 from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.entry_groups import entry_groups
 from freewheel.spec.history import history_group
+from freewheel.spec.storage import RowStorage
 
 UNLIMITED = 0
 """As many pages as a trace could ever fill: nothing that was kept has to go."""
@@ -88,7 +89,10 @@ def simulation(
     context_len = config.context_len or max(spec.max_positions, longest)
     page_size = resolve_page_size(config, spec, Decisions())
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
-    groups = cache_groups(spec, page_size, dtype, mtp=spec.mtp is not None and config.depth > 0)
+    storage = resolve_storage(config, dtype, Decisions())
+    wide = "float64" if dtype == "float64" else "float32"
+    mtp = spec.mtp is not None and config.depth > 0
+    groups = cache_groups(spec, page_size, wide, storage, mtp)
     roomy = replace(config, context_len=context_len)
     if pages is None:
         found = plan_memory(roomy, groups, context_len, Decisions()).pages
@@ -112,12 +116,14 @@ def simulation(
     )
 
 
-def cache_groups(spec: ModelSpec, page_size: int, dtype: str, mtp: bool) -> tuple[CacheGroup, ...]:
+def cache_groups(
+    spec: ModelSpec, page_size: int, wide: str, storage: RowStorage, mtp: bool
+) -> tuple[CacheGroup, ...]:
     """The groups that a model of this kind has. Raises UnsupportedModel for no such kind."""
     if isinstance(spec, CompressedSpec):
-        return entry_groups(spec, page_size, dtype, mtp)
+        return entry_groups(spec, page_size, wide, storage, mtp)
     assert isinstance(spec, DsaSpec), "read_model_spec knows these two kinds"
-    return (history_group(spec, page_size, dtype, mtp),)
+    return (history_group(spec, page_size, storage, mtp),)
 
 
 def model_spec(config: EngineConfig) -> ModelSpec:
