@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives are ops: they have fakes, can be recorded, and do what their specification says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from freewheel import ops
+from freewheel.errors import ConfigError
+from freewheel.graph import TapeGraph, no_host_sync, trace_on_meta
+from tests.parallel.threads import on_ranks
+
+
+class Echo:
+    """A group whose other ranks all have what this one has."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+
+    def sum_into(self, x: Tensor) -> None:
+        x.mul_(self.ranks)
+
+    def gather(self, x: Tensor) -> Tensor:
+        return torch.stack([x] * self.ranks)
+
+
+@pytest.fixture(autouse=True)
+def three_echoes() -> object:
+    ops.join_group("echo", Echo(3))
+    yield
+    ops.leave_group("echo")
+
+
+def test_every_rank_gets_the_same_sum_and_all_parts_in_order() -> None:
+    given = torch.randn(3, 2, 4, dtype=torch.float64)
+
+    def work(rank: int) -> tuple[Tensor, Tensor]:
+        own = given[rank].clone()
+        ops.all_reduce(own, "tp")
+        return own, ops.all_gather(given[rank], 3, "tp")
+
+    for total, parts in on_ranks(3, work):
+        assert torch.equal(total, given.sum(0))
+        assert torch.equal(parts, torch.cat(tuple(given), dim=-1))
+
+
+def test_a_vocabulary_in_parts_gives_the_rows_of_the_whole_table() -> None:
+    table, tokens = torch.randn(12, 5), torch.randint(0, 12, (2, 7), dtype=torch.int32)
+    parts = [ops.split_embedding(tokens, table[n : n + 4], n) for n in (0, 4, 8)]
+    assert torch.equal(parts[0] + parts[1] + parts[2], table[tokens.long()])
+
+
+def test_experts_dealt_out_to_ranks_add_up_to_all_of_them() -> None:
+    torch.manual_seed(0)
+    x, gate_up = torch.randn(2, 3, 8).double(), torch.randn(6, 8, 8).double()
+    down, weights = torch.randn(6, 8, 4).double(), torch.rand(2, 3, 2).double()
+    ids = torch.randint(0, 6, (2, 3, 2), dtype=torch.int32)
+    whole = ops.grouped_experts(x, gate_up, down, ids, weights)
+    total = torch.zeros_like(whole)
+    for first in (0, 2, 4):
+        own = ops.own_experts(ids, weights, first, 2)
+        held = slice(first, first + 2)
+        total += ops.grouped_experts(x, gate_up[held], down[held], *own)
+    torch.testing.assert_close(total, whole)
+
+
+def test_a_group_that_nobody_joined_is_named() -> None:
+    with pytest.raises(ConfigError, match="no group 'nowhere'"):
+        ops.all_reduce(torch.zeros(2), "nowhere")
+
+
+def test_collectives_are_recorded_and_read_nothing() -> None:
+    x, out = torch.ones(2, 4), torch.zeros(2, 12)
+
+    def round_() -> None:
+        own = x + 1
+        ops.all_reduce(own, "echo")
+        out.copy_(ops.all_gather(own, 3, "echo"))
+
+    graph = TapeGraph((x, out))
+    with no_host_sync():
+        graph.capture(round_)
+    assert torch.equal(out, torch.zeros(2, 12))  # recorded, not run
+    x.fill_(2)
+    graph.replay()
+    assert torch.equal(out, torch.full((2, 12), 9.0))
+    assert "freewheel::all_reduce" in graph.listing and "freewheel::all_gather" in graph.listing
+
+
+def test_fakes_give_the_shapes_of_the_ops() -> None:
+    weight, x = torch.zeros(4, 5, device="meta"), torch.zeros(2, 3, 5, device="meta")
+    tokens = torch.zeros(2, 3, dtype=torch.int32, device="meta")
+
+    def made() -> tuple[Tensor, ...]:
+        ops.all_reduce(x, "unjoined")
+        rows = ops.split_embedding(tokens, weight, 4)
+        return (ops.all_gather(x, 8, "unjoined"), rows, *ops.own_experts(tokens, x[..., 0], 0, 2))
+
+    gathered, rows, ids, weights = trace_on_meta(made)
+    assert (gathered.shape, rows.shape) == ((2, 3, 40), (2, 3, 5))
+    assert (ids.shape, ids.dtype, weights.dtype) == ((2, 3), torch.int32, torch.float32)
