@@ -35,6 +35,7 @@ from torch.profiler import DeviceType, ProfilerActivity, profile
 
 from freewheel.decode import ChainDrafter
 from freewheel.models import load_model
+from freewheel.nn.cut import Cut
 from freewheel.nn.matrix import BLOCK, BlockMatrix, Matrix, PlainMatrix, copy_into
 from freewheel.nn.source import held_tensors
 from freewheel.ops import load_kernels
@@ -42,6 +43,7 @@ from freewheel.runtime import Executor, Sizes
 from freewheel.spec import StepPlan, StepShape
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.compressed import CompressedSpec
+from freewheel.spec.mesh import ALONE
 from freewheel.spec.model import DsaSpec
 from freewheel.spec.model_config import read_model_spec
 from freewheel.spec.storage import Fp8Storage, PlainStorage, RowStorage
@@ -62,16 +64,27 @@ class DummySource:
 
     def __init__(self, distinct: int, fp8: bool) -> None:
         self.dtype, self.device = torch.bfloat16, torch.device("cuda")
+        self.mesh = ALONE
         self._distinct, self._fp8 = distinct, fp8
         self._experts: dict[tuple[int, str], Matrix] = {}
 
     def has(self, name: str) -> bool:
         return name.endswith(EXPERTS)
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return self._draw(name, shape, dtype)
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
+        return self._draw(name, shape if cut is None else cut.shape(shape), dtype)
 
-    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
+    def elsewhere(self, name: str, shape: tuple[int, ...]) -> None:
+        del name, shape
+
+    def matrix(self, name: str, shape: tuple[int, ...], cut: Cut | None = None) -> Matrix:
+        shape = shape if cut is None else cut.shape(shape)
         if not name.endswith(EXPERTS):
             return self._draw_matrix(name, shape)
         layer = int(re.findall(r"\.(\d+)\.", name)[0])
@@ -80,14 +93,22 @@ class DummySource:
             self._experts[key] = self._draw_matrix(name, shape)
         return self._experts[key]
 
-    def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
-        copy_into(target, self.matrix(name, shape))
+    def fill(
+        self, name: str, shape: tuple[int, ...], target: Matrix, cut: Cut | None = None
+    ) -> None:
+        copy_into(target, self.matrix(name, shape, cut))
 
     def settle(self) -> None:
         """Targets are filled at once."""
 
-    def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return self._draw(name, shape, dtype)
+    def dense(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
+        return self.tensor(name, shape, dtype, cut)
 
     def _draw_matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
         if not self._fp8:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from freewheel.models import LoadedModel, load_folder, open_folder
-from freewheel.nn import MtpLayer
+from freewheel.nn import Embedding, MtpLayer
 from tests.fixtures.closed_form import (
     T32,
     perm,
@@ -125,8 +125,8 @@ def test_absent_tables_are_the_targets_and_equal_copies_become_the_targets(tmp_p
     shared, copied = load(write_t32(tmp_path / "t32")), load(write_perm_x(tmp_path / "perm-x"))
     for loaded in (shared, copied):
         assert isinstance(loaded.draft_head, MtpLayer)
-        target = next(
-            t for t in loaded.weights if t.shape == loaded.draft_head.embedding.weight.shape
-        )
-        assert loaded.draft_head.embedding.weight is target
+        embedding = loaded.draft_head.embedding
+        assert isinstance(embedding, Embedding)
+        target = next(t for t in loaded.weights if t.shape == embedding.weight.shape)
+        assert embedding.weight is target
     assert any("embed_tokens" in note for note in copied.report.notes)

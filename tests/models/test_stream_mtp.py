@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from freewheel.models import LoadedModel, load_folder, open_folder
-from freewheel.nn import StreamMtp
+from freewheel.nn import Embedding, StreamMtp
 from tests.fixtures.closed_form import Config, write_checkpoint
 from tests.fixtures.compressed import PUBLISHED_RATIOS, T4, stream_tensors, write_t4
 from tests.models.paged import Paged
@@ -152,5 +152,7 @@ def test_absent_tables_are_the_targets_and_equal_copies_become_the_targets(tmp_p
     copied = load(write_checkpoint(tmp_path / "copied", T4, tensors))
     for loaded in (shared, copied):
         assert isinstance(loaded.draft_head, StreamMtp)
-        assert any(loaded.draft_head.embedding.weight is w for w in loaded.weights[:1])
+        embedding = loaded.draft_head.embedding
+        assert isinstance(embedding, Embedding)
+        assert any(embedding.weight is w for w in loaded.weights[:1])
     assert any("mtp.0.head.weight" in note for note in copied.report.notes)

@@ -18,9 +18,12 @@ from freewheel.models.storage import (
     PlainStorage,
     Storage,
     Wanted,
+    check_cut,
     find_storage,
 )
+from freewheel.nn.cut import Cut
 from freewheel.nn.matrix import BlockMatrix, Matrix, PackedMatrix, PlainMatrix
+from freewheel.spec.mesh import ALONE, Mesh
 
 MOST_MISSING = 100_000
 """Tensors that a folder may lack before it is the config that must be wrong."""
@@ -32,11 +35,15 @@ class Catalogue:
     `wanted`: by stored name, in the order of the requests. `repeated`: what was asked for twice.
     `parameters`: numbers asked for, whatever they are stored as.
     `storages`: how each weight is stored that may be quantised. `held`: what each tensor is held
-    as, for people.
+    as, for people. `parts`: into how many a stored tensor is cut, of which one is read; 0 if
+    another rank reads it.
     """
 
-    def __init__(self, stored: Mapping[str, StoredTensor], dtype: torch.dtype) -> None:
+    def __init__(
+        self, stored: Mapping[str, StoredTensor], dtype: torch.dtype, mesh: Mesh = ALONE
+    ) -> None:
         self._stored = stored
+        self.mesh = mesh
         self.dtype = dtype
         self.device = torch.device("meta")
         self.wanted: dict[str, Wanted] = {}
@@ -45,6 +52,12 @@ class Catalogue:
         self.held: dict[str, str] = {}
         self.parameters = 0
         self.skipped: dict[str, str] = {}
+        self.parts: dict[str, int] = {}
+
+    def read_bytes(self) -> int:
+        """Of the folder, what this rank reads."""
+        sizes = ((self._stored[name].size, self.parts.get(name, 1)) for name in self.wanted)
+        return sum(size // parts for size, parts in sizes if parts)
 
     def missing(self) -> list[str]:
         """What was asked for and is not stored, with its shape."""
@@ -54,22 +67,35 @@ class Catalogue:
     def has(self, name: str) -> bool:
         return name in self._stored
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
         self._record(shape, {name: Wanted(tuple(shape))})
-        return self._plain(name, shape, dtype or self.dtype)
+        self._cut(PlainStorage(name, tuple(shape)), cut)
+        return self._plain(name, shape, dtype or self.dtype, cut)
 
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
         del below
         self._record(shape, {name: Wanted(tuple(shape), WHOLE)})
-        return self._plain(name, shape, torch.int32)
+        return self._plain(name, shape, torch.int32, None)
 
-    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        held = self._held(self._find(name, shape))
+    def matrix(self, name: str, shape: tuple[int, ...], cut: Cut | None = None) -> Matrix:
+        held = self._held(self._find(name, shape, cut), cut)
         self.held[name] = held.storage
         return held
 
-    def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
-        own = self._held(self._find(name, shape))
+    def elsewhere(self, name: str, shape: tuple[int, ...]) -> None:
+        found = self._find(name, shape, None)
+        self.parts |= dict.fromkeys(found.wanted(), 0)
+
+    def fill(
+        self, name: str, shape: tuple[int, ...], target: Matrix, cut: Cut | None = None
+    ) -> None:
+        own = self._held(self._find(name, shape, cut), cut)
         if self.has(name) and own.storage != target.storage:
             raise UnsupportedModel(
                 f"{self._place(name)}: stored as {self._stored[name].dtype}, and the first of the "
@@ -80,9 +106,15 @@ class Catalogue:
     def settle(self) -> None:
         """Nothing is read."""
 
-    def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        self._find(name, shape)
-        return self._plain(name, shape, dtype or self.dtype)
+    def dense(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
+        self._find(name, shape, cut)
+        return self._plain(name, shape, dtype or self.dtype, cut)
 
     def same(self, name: str, other: str) -> bool:
         del name, other
@@ -91,27 +123,36 @@ class Catalogue:
     def skip(self, pattern: str, reason: str) -> None:
         self.skipped[pattern] = reason
 
-    def _find(self, name: str, shape: tuple[int, ...]) -> Storage:
+    def _find(self, name: str, shape: tuple[int, ...], cut: Cut | None) -> Storage:
         found = find_storage(self._stored, name, tuple(shape))
         self._record(shape, found.wanted())
+        self._cut(found, cut)
         self.storages[name] = found
         return found
 
-    def _plain(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        own = self._empty(shape, dtype)
+    def _cut(self, found: Storage, cut: Cut | None) -> None:
+        """Note what is read of a tensor. Raises ConfigError if it cannot be cut so."""
+        if cut is not None:
+            check_cut(found, cut)
+            self.parts |= dict.fromkeys(found.wanted(), cut.share.count)
+
+    def _plain(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None
+    ) -> Tensor:
+        own = self._empty(shape, dtype, cut)
         self.held[name] = PlainMatrix(own).storage
         return own
 
-    def _held(self, found: Storage) -> Matrix:
+    def _held(self, found: Storage, cut: Cut | None) -> Matrix:
         match found:
             case PlainStorage():
-                return PlainMatrix(self._empty(found.shape, self.dtype))
+                return PlainMatrix(self._empty(found.shape, self.dtype, cut))
             case BlockStorage():
-                values = self._empty(found.shape, torch.float8_e4m3fn)
-                return BlockMatrix(values, self._empty(found.grid, torch.float32))
+                values = self._empty(found.shape, torch.float8_e4m3fn, cut)
+                return BlockMatrix(values, self._empty(found.grid, torch.float32, cut))
             case PackedStorage():
-                values = self._empty(found.bytes_shape, torch.uint8)
-                return PackedMatrix(values, self._empty(found.grid, torch.uint8))
+                values = self._empty(found.bytes_shape, torch.uint8, cut)
+                return PackedMatrix(values, self._empty(found.grid, torch.uint8, cut))
 
     def _record(self, shape: tuple[int, ...], wanted: dict[str, Wanted]) -> None:
         self.parameters += math.prod(shape)
@@ -123,8 +164,9 @@ class Catalogue:
                 f"than the {len(self._stored)} that the folder holds"
             )
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.device)
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None) -> Tensor:
+        own = shape if cut is None else cut.shape(shape)
+        return torch.empty(own, dtype=dtype, device=self.device)
 
     def _place(self, name: str) -> str:
         found = self._stored.get(name)

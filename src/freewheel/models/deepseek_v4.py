@@ -9,13 +9,13 @@ from torch import Tensor
 
 from freewheel.models.deepseek_v4_names import PublishedNames
 from freewheel.nn import (
-    Embedding,
-    Head,
     HyperHead,
     Norm,
     RopeTables,
     StreamLayer,
     StreamMtp,
+    TokenHead,
+    TokenTable,
     WeightSource,
     entry_groups,
     load_embedding,
@@ -40,11 +40,11 @@ class DeepseekV4:
     and the draft layer reads them as they are."""
 
     spec: CompressedSpec
-    embedding: Embedding
+    embedding: TokenTable
     layers: tuple[StreamLayer, ...]
     collapse: HyperHead
     final_norm: Norm
-    head: Head
+    head: TokenHead
     has_mtp: bool
 
     def cache_groups(

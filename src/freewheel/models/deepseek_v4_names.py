@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from freewheel.nn import WeightSource
+from freewheel.nn.cut import Cut
 from freewheel.nn.matrix import Matrix
+from freewheel.spec.mesh import Mesh
 
 TOP_NAMES = {
     "embed.weight": "model.embed_tokens.weight",
@@ -106,23 +108,44 @@ class PublishedNames:
     def device(self) -> torch.device:
         return self._source.device
 
+    @property
+    def mesh(self) -> Mesh:
+        return self._source.mesh
+
     def has(self, name: str) -> bool:
         return self._source.has(self._stored(name))
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return self._source.tensor(self._stored(name), shape, dtype)
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
+        return self._source.tensor(self._stored(name), shape, dtype, cut)
 
-    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        return self._source.matrix(self._stored(name), shape)
+    def matrix(self, name: str, shape: tuple[int, ...], cut: Cut | None = None) -> Matrix:
+        return self._source.matrix(self._stored(name), shape, cut)
 
-    def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
-        self._source.fill(self._stored(name), shape, target)
+    def fill(
+        self, name: str, shape: tuple[int, ...], target: Matrix, cut: Cut | None = None
+    ) -> None:
+        self._source.fill(self._stored(name), shape, target, cut)
 
     def settle(self) -> None:
         self._source.settle()
 
-    def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return self._source.dense(self._stored(name), shape, dtype)
+    def elsewhere(self, name: str, shape: tuple[int, ...]) -> None:
+        self._source.elsewhere(self._stored(name), shape)
+
+    def dense(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
+        return self._source.dense(self._stored(name), shape, dtype, cut)
 
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
         return self._source.ids(self._stored(name), shape, below)

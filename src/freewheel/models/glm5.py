@@ -9,10 +9,10 @@ from torch import Tensor
 
 from freewheel.nn import (
     DecoderLayer,
-    Embedding,
-    Head,
     MtpLayer,
     Norm,
+    TokenHead,
+    TokenTable,
     WeightSource,
     history_group,
     load_decoder_layer,
@@ -33,10 +33,10 @@ class Glm5:
     """The target model."""
 
     spec: DsaSpec
-    embedding: Embedding
+    embedding: TokenTable
     layers: tuple[DecoderLayer, ...]
     final_norm: Norm
-    head: Head
+    head: TokenHead
     has_mtp: bool
 
     def cache_groups(

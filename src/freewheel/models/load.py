@@ -23,6 +23,7 @@ from freewheel.models.glm5 import load_glm5
 from freewheel.models.quantised import compare_with_config
 from freewheel.models.weights import Progress, SafetensorsSource
 from freewheel.nn import WeightSource, held_tensors
+from freewheel.spec.mesh import ALONE, Mesh
 from freewheel.spec.model import ModelSpec
 
 Loader = Callable[[Any, WeightSource, int, bool], tuple[Model, DraftHead | None]]
@@ -81,18 +82,20 @@ def load_folder(
     positions: int | None = None,
     mtp: bool = True,
     progress: Progress | None = None,
+    mesh: Mesh = ALONE,
 ) -> LoadedModel:
     """Check the folder's headers against the model, then load it.
 
     `mtp`: whether the draft head is wanted. Wanted and promised by config.json, but incomplete, is
     an error; without it, such a folder loads. `progress` is called with (bytes read, bytes in all)
-    after each tensor. Raises CheckpointError before memory is taken for weights.
+    after each tensor. `mesh`: the ranks that share the model; this one reads its part alone.
+    Raises CheckpointError before memory is taken for weights.
     """
     _check_dtype(dtype)
-    stock = take_stock(folder, dtype, positions=positions, mtp=mtp)
+    stock = take_stock(folder, dtype, positions=positions, mtp=mtp, mesh=mesh)
     catalogue = stock.catalogue
-    total = sum(folder.tensors[name].size for name in catalogue.wanted)
-    with SafetensorsSource(folder.tensors, dtype, device, progress, total) as source:
+    total = catalogue.read_bytes()
+    with SafetensorsSource(folder.tensors, dtype, device, progress, total, mesh) as source:
         model, head = load_model(folder.spec, source, positions=positions, mtp=mtp)
         shared = {name: why for name, why in source.skipped.items() if name in catalogue.wanted}
     notes = (
@@ -115,14 +118,19 @@ class Stock:
 
 
 def take_stock(
-    folder: ModelFolder, dtype: torch.dtype, *, positions: int | None = None, mtp: bool = True
+    folder: ModelFolder,
+    dtype: torch.dtype,
+    *,
+    positions: int | None = None,
+    mtp: bool = True,
+    mesh: Mesh = ALONE,
 ) -> Stock:
     """Build the model from headers alone, and account for every tensor of the folder.
 
     Raises CheckpointError if the folder does not hold the model; UnsupportedModel if it holds it in
-    a way that nothing here computes with.
+    a way that nothing here computes with; ConfigError if the ranks of `mesh` cannot share it.
     """
-    catalogue = Catalogue(folder.tensors, dtype)
+    catalogue = Catalogue(folder.tensors, dtype, mesh)
     try:
         model, head = load_model(folder.spec, catalogue, positions=positions, mtp=mtp)
     except UnsupportedModel as error:
@@ -149,11 +157,17 @@ def open_dummy(path: Path) -> ModelFolder:
 
 
 def load_dummy(
-    folder: ModelFolder, dtype: torch.dtype, *, device: str, positions: int, mtp: bool
+    folder: ModelFolder,
+    dtype: torch.dtype,
+    *,
+    device: str,
+    positions: int,
+    mtp: bool,
+    mesh: Mesh = ALONE,
 ) -> LoadedModel:
     """The model of a folder from `open_dummy`, with random weights made on `device`."""
     _check_dtype(dtype)
-    source = DummySource(dtype, device)
+    source = DummySource(dtype, device, mesh)
     model, head = load_model(folder.spec, source, positions=positions, mtp=mtp)
     report = LoadReport(0, folder.notes)
     return LoadedModel(folder.spec, model, head, held_tensors(model, head), report)

@@ -9,7 +9,9 @@ import zlib
 import torch
 from torch import Tensor
 
+from freewheel.nn.cut import Cut
 from freewheel.nn.matrix import Matrix, PlainMatrix, copy_into
+from freewheel.spec.mesh import ALONE, Mesh
 
 
 class RandomSource:
@@ -25,16 +27,31 @@ class RandomSource:
         dtype: torch.dtype,
         device: str | torch.device = "cpu",
         optional: frozenset[str] = frozenset(),
+        mesh: Mesh = ALONE,
     ) -> None:
         self._seed = seed
         self._optional = optional
+        self.mesh = mesh
         self.dtype = dtype
         self.device = torch.device(device)
 
     def has(self, name: str) -> bool:
         return name in self._optional
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
+        """A rank's part of the very weight that one process would draw."""
+        if cut is None:
+            return self._whole(name, shape, dtype)
+        cut.check(name, shape)
+        return cut.of(self._whole(name, shape, dtype)).clone()
+
+    def _whole(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
         own = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         if self.device.type == "meta":
             return own
@@ -45,17 +62,28 @@ class RandomSource:
         centre = 1.0 if name.endswith(".weight") else 0.0
         return own.copy_(centre + values / 8)
 
-    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        return PlainMatrix(self.tensor(name, shape))
+    def matrix(self, name: str, shape: tuple[int, ...], cut: Cut | None = None) -> Matrix:
+        return PlainMatrix(self.tensor(name, shape, cut=cut))
 
-    def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
-        copy_into(target, self.matrix(name, shape))
+    def fill(
+        self, name: str, shape: tuple[int, ...], target: Matrix, cut: Cut | None = None
+    ) -> None:
+        copy_into(target, self.matrix(name, shape, cut))
 
     def settle(self) -> None:
         """Targets are filled at once."""
 
-    def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return self.tensor(name, shape, dtype)
+    def elsewhere(self, name: str, shape: tuple[int, ...]) -> None:
+        del name, shape
+
+    def dense(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
+        return self.tensor(name, shape, dtype, cut)
 
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
         if self.device.type == "meta":

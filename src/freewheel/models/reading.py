@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from freewheel.models.header import StoredTensor
+from freewheel.nn.cut import Cut
 
 TYPES: dict[str, torch.dtype] = {
     "BF16": torch.bfloat16,
@@ -56,6 +59,10 @@ class Mapping:
         """The tensor as a view of the file; of packed numbers, their bytes."""
         return seen_as(self.bytes_of(stored), stored)
 
+    def tensor_for(self, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
+        """As `tensor`, seen so that copying it to a tensor of `dtype` gives what is meant."""
+        return seen_for(self.bytes_of(stored), stored, dtype)
+
     def close(self) -> None:
         self._mapped.clear()
 
@@ -82,6 +89,16 @@ def seen_for(raw: Tensor, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
     if found.dtype == torch.uint8 and dtype.is_floating_point:
         return found.view(torch.float8_e8m0fnu)
     return found
+
+
+def part_of(stored: StoredTensor, cut: Cut) -> StoredTensor | None:
+    """The rank's part of a tensor as a tensor of its own, if it lies in one piece in the file."""
+    before = stored.shape[: len(stored.shape) + cut.dim]
+    if cut.stretches > 1 or math.prod(before) != 1:
+        return None
+    size = stored.size // cut.share.count
+    start = stored.start + cut.share.index * size
+    return replace(stored, shape=cut.shape(stored.shape), start=start, size=size)
 
 
 class Reader(Protocol):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from freewheel.errors import CheckpointError
 from freewheel.models.header import StoredTensor
+from freewheel.nn.cut import INPUTS, Cut
 from freewheel.nn.matrix import BLOCK, GROUP
 
 FLOATS = ("BF16", "F16", "F32", "F64")
@@ -112,6 +113,17 @@ def find_storage(stored: Mapping[str, StoredTensor], name: str, shape: tuple[int
             f"groups of {GROUP}"
         )
     return PackedStorage(name, shape, scale, packed=found.dtype != "F4")
+
+
+def check_cut(found: Storage, cut: Cut) -> None:
+    """Raise ConfigError, naming the weight, if a rank's part would cut what one scale covers."""
+    match found:
+        case BlockStorage() if cut.dim >= -2:
+            cut.check(found.name, found.shape, BLOCK)
+        case PackedStorage() if cut.dim == INPUTS:
+            cut.check(found.name, found.shape, GROUP)
+        case _:
+            cut.check(found.name, found.shape)
 
 
 def scale_names(name: str) -> tuple[str, ...]:

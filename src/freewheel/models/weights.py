@@ -12,11 +12,19 @@ from torch import Tensor
 
 from freewheel.errors import CheckpointError
 from freewheel.models.header import StoredTensor
-from freewheel.models.reading import MappedReader, Reader
+from freewheel.models.reading import MappedReader, Reader, part_of
 from freewheel.models.reading import Mapping as FileMapping
 from freewheel.models.staging import StagedReader, pinned_slot
-from freewheel.models.storage import BlockStorage, PackedStorage, PlainStorage, find_storage
+from freewheel.models.storage import (
+    BlockStorage,
+    PackedStorage,
+    PlainStorage,
+    check_cut,
+    find_storage,
+)
+from freewheel.nn.cut import Cut
 from freewheel.nn.matrix import BlockMatrix, Matrix, PackedMatrix, PlainMatrix
+from freewheel.spec.mesh import ALONE, Mesh
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all)."""
@@ -36,8 +44,10 @@ class SafetensorsSource:
         device: str | torch.device = "cpu",
         progress: Progress | None = None,
         total_bytes: int = 0,
+        mesh: Mesh = ALONE,
     ) -> None:
         self._stored = stored
+        self.mesh = mesh
         self.dtype = dtype
         self.device = torch.device(device)
         self.skipped: dict[str, str] = {}
@@ -72,9 +82,17 @@ class SafetensorsSource:
     def has(self, name: str) -> bool:
         return name in self._stored
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        own = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
-        self._begin(name, tuple(shape), own)
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
+        if cut is not None:
+            cut.check(name, shape)
+        own = self._empty(shape, dtype or self.dtype, cut)
+        self._begin(name, tuple(shape), own, cut)
         self.settle()
         return own
 
@@ -87,37 +105,50 @@ class SafetensorsSource:
             )
         return self.tensor(name, shape, torch.int32)
 
-    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, ...], cut: Cut | None = None) -> Matrix:
         match find_storage(self._stored, name, tuple(shape)):
             case PlainStorage():
-                whole = PlainMatrix(self._empty(shape, self.dtype))
+                own = PlainMatrix(self._empty(shape, self.dtype, cut))
             case BlockStorage() as found:
-                scale = self._empty(found.grid, torch.float32)
-                values = self._empty(shape, torch.float8_e4m3fn)
-                whole = BlockMatrix(values, scale)
+                scale = self._empty(found.grid, torch.float32, cut)
+                values = self._empty(shape, torch.float8_e4m3fn, cut)
+                own = BlockMatrix(values, scale)
             case PackedStorage() as found:
-                scale = self._empty(found.grid, torch.uint8)
-                whole = PackedMatrix(self._empty(found.bytes_shape, torch.uint8), scale)
-        self.fill(name, shape, whole)
+                scale = self._empty(found.grid, torch.uint8, cut)
+                own = PackedMatrix(self._empty(found.bytes_shape, torch.uint8, cut), scale)
+        self.fill(name, shape, own, cut)
         self.settle()
-        return whole
+        return own
 
-    def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
+    def elsewhere(self, name: str, shape: tuple[int, ...]) -> None:
+        del name, shape
+
+    def fill(
+        self, name: str, shape: tuple[int, ...], target: Matrix, cut: Cut | None = None
+    ) -> None:
         found = find_storage(self._stored, name, tuple(shape))
+        if cut is not None:
+            check_cut(found, cut)
         wanted = found.wanted()
         tensors = target.tensors()
         if len(wanted) != len(tensors):
             raise CheckpointError(f"{name}: stored otherwise than what it is joined with")
         for (own, part), tensor in zip(wanted.items(), tensors, strict=True):
-            self._begin(own, part.shape, tensor)
+            self._begin(own, part.shape, tensor, cut)
 
     def settle(self) -> None:
         self._reader.settle()
 
-    def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    def dense(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
         if isinstance(find_storage(self._stored, name, tuple(shape)), PlainStorage):
-            return self.tensor(name, shape, dtype)
-        return self.matrix(name, shape).dense(dtype or self.dtype)
+            return self.tensor(name, shape, dtype, cut)
+        return self.matrix(name, shape, cut).dense(dtype or self.dtype)
 
     def same(self, name: str, other: str) -> bool:
         if not (self.has(name) and self.has(other)):
@@ -129,20 +160,30 @@ class SafetensorsSource:
         pieces = zip(raw.split(1 << 22), others.split(1 << 22), strict=True)
         if not all(bool((a == b).all()) for a, b in pieces):  # of files: no device is read
             return False
-        self._count(one)
+        self._count(one.size)
         return True
 
     def skip(self, pattern: str, reason: str) -> None:
         self.skipped[pattern] = reason
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.device)
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None = None) -> Tensor:
+        own = shape if cut is None else cut.shape(shape)
+        return torch.empty(own, dtype=dtype, device=self.device)
 
-    def _begin(self, name: str, shape: tuple[int, ...], target: Tensor) -> None:
-        """Tensor `name`, which is of `shape` in its file, to where it shall lie."""
+    def _begin(
+        self, name: str, shape: tuple[int, ...], target: Tensor, cut: Cut | None = None
+    ) -> None:
+        """Tensor `name`, which is of `shape` in its file, or its cut, to where it shall lie."""
         stored = self._check(name, shape)
-        self._reader.begin(stored, target)
-        self._count(stored)
+        if cut is None:
+            self._reader.begin(stored, target)
+            self._count(stored.size)
+            return
+        if (part := part_of(stored, cut)) is not None:
+            self._reader.begin(part, target)
+        else:  # a stretch of every row: seen in the mapped file, so that no other page is read
+            target.copy_(cut.of(self._files.tensor_for(stored, target.dtype)))
+        self._count(stored.size // cut.share.count)
 
     def _check(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         if name not in self._stored:
@@ -154,8 +195,8 @@ class SafetensorsSource:
             )
         return stored
 
-    def _count(self, stored: StoredTensor) -> None:
-        """The tensor is read, or begun to be read."""
-        self._done += stored.size
+    def _count(self, size: int) -> None:
+        """So many bytes more are read, or begun to be read."""
+        self._done += size
         if self._progress is not None:
             self._progress(self._done, self._total)

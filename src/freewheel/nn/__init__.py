@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from freewheel.nn.decoder import DecoderLayer, load_decoder_layer
 from freewheel.nn.hyper import HyperHead, load_hyper_head, spread
-from freewheel.nn.linear import Embedding, Head, Linear, load_embedding, load_head, load_linear
+from freewheel.nn.linear import (
+    Embedding,
+    Head,
+    Linear,
+    TokenHead,
+    TokenTable,
+    load_embedding,
+    load_head,
+    load_linear,
+)
 from freewheel.nn.mtp import MtpLayer, load_mtp_layer
 from freewheel.nn.norm_rope import Norm, load_norm, load_wide_norm, rope_table
 from freewheel.nn.sight import whole_sight
@@ -32,6 +41,8 @@ __all__ = [
     "RopeTables",
     "StreamLayer",
     "StreamMtp",
+    "TokenHead",
+    "TokenTable",
     "WeightSource",
     "entry_groups",
     "held_tensors",

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freewheel import ops
+from freewheel.nn.cut import inputs_of, outputs_of
 from freewheel.nn.experts import ExpertNames, Experts, load_experts, with_shared
 from freewheel.nn.linear import Linear, Projection, load_joined, load_linear, load_wide_linear
 from freewheel.nn.source import WeightSource, wide_dtype
+from freewheel.nn.summed import Summed, summed
 from freewheel.spec.compressed import ClampedMoeSpec
 
 PARTS = ExpertNames(gate="w1", up="w3", down="w2")
@@ -57,8 +59,11 @@ class ClampedMoe:
 
 def load_clamped_moe(
     source: WeightSource, moe: ClampedMoeSpec, name: str, width: int, *, hashed: int | None
-) -> ClampedMoe:
-    """The layer stored under `name`. `hashed`: the vocabulary, if the token's id chooses."""
+) -> ClampedMoe | Summed[ClampedMoe]:
+    """The layer stored under `name`. `hashed`: the vocabulary, if the token's id chooses.
+
+    Ranks share its widths, or its experts.
+    """
     shape = (moe.width, width)
     experts = load_experts(source, f"{name}.experts", PARTS, moe.experts, shape, moe.limit)
     shared = bias = table = None
@@ -70,7 +75,7 @@ def load_clamped_moe(
         bias = source.tensor(f"{name}.gate.bias", (moe.experts,), wide_dtype(source.dtype))
     else:
         table = source.ids(f"{name}.gate.tid2eid", (hashed, moe.top_k), moe.experts)
-    return ClampedMoe(
+    own = ClampedMoe(
         spec=moe,
         router=load_wide_linear(source, f"{name}.gate", moe.experts, width),
         bias=bias,
@@ -78,10 +83,12 @@ def load_clamped_moe(
         experts=experts,
         shared=shared,
     )
+    return summed(own, source.mesh)
 
 
 def _load_shared(source: WeightSource, moe: ClampedMoeSpec, name: str, width: int) -> ClampedMlp:
-    inner = moe.shared * moe.width
+    inner, share = moe.shared * moe.width, source.mesh.layer
     names = (f"{name}.{PARTS.gate}", f"{name}.{PARTS.up}")
-    gate_up = load_joined(source, names, (inner, inner), width)
-    return ClampedMlp(gate_up, load_linear(source, f"{name}.{PARTS.down}", width, inner), moe.limit)
+    gate_up = load_joined(source, names, (inner, inner), width, outputs_of(share))
+    down = load_linear(source, f"{name}.{PARTS.down}", width, inner, inputs_of(share))
+    return ClampedMlp(gate_up, down, moe.limit)

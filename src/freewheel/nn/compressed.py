@@ -7,14 +7,15 @@ turned back by the query's own angle, and each value counts by its distance alon
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from freewheel.nn.compressor import Compressor, load_compressor
+from freewheel.nn.cut import check_even, inputs_of, outputs_of
 from freewheel.nn.entry_indexer import EntryIndexer, load_entry_indexer
-from freewheel.nn.linear import Projection, load_linear
+from freewheel.nn.linear import Projection, load_closing_linear, load_linear
 from freewheel.nn.norm_rope import Norm, load_wide_norm
 from freewheel.nn.rows import keys_of
 from freewheel.nn.sight import Sight
@@ -94,7 +95,11 @@ class CompressedAttention:
 def load_compressed_attention(
     source: WeightSource, spec: CompressedSpec, name: str, layer: int, table: Tensor
 ) -> CompressedAttention:
-    """The attention stored under `name`. The layer behind the last one sees its window alone."""
+    """The attention stored under `name`. The layer behind the last one sees its window alone.
+
+    Ranks share the heads, and with them the groups that project what heads give. Keys, entries and
+    the indexer are the same on all of them.
+    """
     own, width, eps = spec.attention, spec.hidden_size, spec.norm_eps
     kind = spec.kinds[layer] if layer < spec.layers else LayerKind.SLIDING
     compressor = indexer = None
@@ -102,20 +107,27 @@ def load_compressed_attention(
         compressor = load_compressor(source, spec, f"{name}.compressor", layer, table)
     if kind is LayerKind.SPARSE:
         indexer = load_entry_indexer(source, spec, f"{name}.indexer", layer, table)
-    down = source.dense(f"{name}.wo_a.weight", (own.groups * own.group_rank, own.group_width))
+    rows = outputs_of(share := source.mesh.layer)
+    check_even(share, own.groups, f"groups of {name}.wo_a")
+    down = source.dense(
+        f"{name}.wo_a.weight", (own.groups * own.group_rank, own.group_width), cut=rows
+    )
+    local = replace(own, heads=len(share.of(own.heads)), groups=len(share.of(own.groups)))
     return CompressedAttention(
-        spec=own,
+        spec=local,
         kind=kind,
         layer=layer,
         query_norm_eps=eps,
         q_a=load_linear(source, f"{name}.wq_a", own.q_lora_rank, width),
         q_a_norm=load_wide_norm(source, f"{name}.q_norm", own.q_lora_rank, eps),
-        q_b=load_linear(source, f"{name}.wq_b", own.heads * own.head_dim, own.q_lora_rank),
+        q_b=load_linear(source, f"{name}.wq_b", own.heads * own.head_dim, own.q_lora_rank, rows),
         kv=load_linear(source, f"{name}.wkv", own.head_dim, width),
         kv_norm=load_wide_norm(source, f"{name}.kv_norm", own.head_dim, eps),
-        sinks=source.tensor(f"{name}.attn_sink", (own.heads,), wide_dtype(source.dtype)),
-        group_down=down.view(own.groups, own.group_rank, own.group_width),
-        output=load_linear(source, f"{name}.wo_b", width, own.groups * own.group_rank),
+        sinks=source.tensor(
+            f"{name}.attn_sink", (own.heads,), wide_dtype(source.dtype), inputs_of(share)
+        ),
+        group_down=down.view(local.groups, own.group_rank, own.group_width),
+        output=load_closing_linear(source, f"{name}.wo_b", width, own.groups * own.group_rank),
         compressor=compressor,
         indexer=indexer,
         rope_table=table,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from freewheel import ops
 from freewheel.errors import UnsupportedModel
+from freewheel.nn.cut import EXPERTS, Cut, check_even, inputs_of, outputs_of
 from freewheel.nn.linear import BlockLinear, Linear, Projection
 from freewheel.nn.matrix import (
     BLOCK,
@@ -90,12 +91,33 @@ class PackedExperts:
         return ops.mxfp4_experts(x, *own, self.limit)
 
 
-Experts = PlainExperts | ClampedExperts | BlockExperts | PackedExperts
+StoredExperts = PlainExperts | ClampedExperts | BlockExperts | PackedExperts
+
+
+@dataclass(frozen=True)
+class DealtExperts:
+    """Some of the experts, as other ranks hold the others, whose results are to be added."""
+
+    experts: StoredExperts
+    first: int
+    count: int
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        ids, weights = ops.own_experts(ids, weights, self.first, self.count)
+        return self.experts(x, ids, weights)
+
+
+Experts = StoredExperts | DealtExperts
 
 
 def with_shared(experts: Experts, gate_up: Projection, down: Projection) -> Experts | None:
     """`experts` that run a shared one as well; None if no op takes both, stored as they are."""
     match experts, gate_up, down:
+        case DealtExperts(), _, _:
+            inner = with_shared(experts.experts, gate_up, down)
+            if inner is None or isinstance(inner, DealtExperts):
+                return None
+            return replace(experts, experts=inner)
         case PlainExperts(), Linear(), Linear():
             return replace(experts, shared_gate_up=gate_up.weight, shared_down=down.weight)
         case BlockExperts(), BlockLinear(), BlockLinear():
@@ -123,39 +145,62 @@ def load_experts(
 ) -> Experts:
     """What is stored under `name`, expert by expert or as two tensors for all of them.
 
-    `shape`: (I, H), an expert's inner and outer width.
+    `shape`: (I, H), an expert's inner and outer width. Ranks share each expert's width, or the
+    experts, as the mesh says.
     """
-    inner, width = shape
+    dealt = source.mesh.experts
+    check_even(dealt, experts, f"experts of {name}")
     if source.has(f"{name}.gate_up_proj"):
-        gate_up = source.matrix(f"{name}.gate_up_proj", (experts, 2 * inner, width))
-        _check_halves(name, gate_up, inner)
-        down = source.matrix(f"{name}.down_proj", (experts, width, inner))
+        gate_up, down = _load_together(source, name, experts, shape)
     else:
         gate_up, down = _load_apart(source, name, parts, experts, shape)
-    return _experts(name, gate_up, down, limit)
+    own = _experts(name, gate_up, down, limit)
+    if dealt.count == 1:
+        return own
+    return DealtExperts(own, dealt.of(experts).start, len(dealt.of(experts)))
+
+
+def _load_together(
+    source: WeightSource, name: str, experts: int, shape: tuple[int, int]
+) -> tuple[Matrix, Matrix]:
+    """[experts, 2 * I, H] and [experts, H, I], stored as two tensors."""
+    (inner, width), dealt, wide = shape, source.mesh.experts, source.mesh.expert_width
+    cuts: tuple[Cut | None, Cut | None] = (outputs_of(wide, 2), inputs_of(wide))
+    if dealt.count > 1:
+        cuts = (Cut(dealt, EXPERTS), Cut(dealt, EXPERTS))
+    gate_up = source.matrix(f"{name}.gate_up_proj", (experts, 2 * inner, width), cuts[0])
+    _check_halves(name, gate_up, inner)
+    return gate_up, source.matrix(f"{name}.down_proj", (experts, width, inner), cuts[1])
 
 
 def _load_apart(
     source: WeightSource, name: str, parts: ExpertNames, experts: int, shape: tuple[int, int]
 ) -> tuple[Matrix, Matrix]:
-    """[experts, 2 * I, H] and [experts, H, I], stored expert by expert.
+    """[experts, 2 * I, H] and [experts, H, I], stored expert by expert, of this rank's experts.
 
     The first expert says how all are stored; the others are read straight to their places.
     """
-    inner, width = shape
-    gate = source.matrix(f"{name}.0.{parts.gate}.weight", (inner, width))
-    gate_up = stack(gate, experts, 2)
+    (inner, width), held = shape, source.mesh.experts.of(experts)
+    rows, columns = outputs_of(source.mesh.expert_width), inputs_of(source.mesh.expert_width)
+    for expert in set(range(experts)).difference(held):
+        for part in (parts.gate, parts.up):
+            source.elsewhere(f"{name}.{expert}.{part}.weight", (inner, width))
+        source.elsewhere(f"{name}.{expert}.{parts.down}.weight", (width, inner))
+    own = f"{name}.{held.start}"
+    gate = source.matrix(f"{own}.{parts.gate}.weight", (inner, width), rows)
+    gate_up = stack(gate, len(held), 2)
     copy_into(place(gate_up, 0, 0, 2), gate)
-    source.fill(f"{name}.0.{parts.up}.weight", (inner, width), place(gate_up, 0, 1, 2))
-    first = source.matrix(f"{name}.0.{parts.down}.weight", (width, inner))
-    down = stack(first, experts, 1)
+    source.fill(f"{own}.{parts.up}.weight", (inner, width), place(gate_up, 0, 1, 2), rows)
+    first = source.matrix(f"{own}.{parts.down}.weight", (width, inner), columns)
+    down = stack(first, len(held), 1)
     copy_into(place(down, 0, 0, 1), first)
-    for expert in range(1, experts):
+    for at, expert in enumerate(held[1:], 1):
         own = f"{name}.{expert}"
         for half, part in enumerate((parts.gate, parts.up)):
-            target = place(gate_up, expert, half, 2)
-            source.fill(f"{own}.{part}.weight", (inner, width), target)
-        source.fill(f"{own}.{parts.down}.weight", (width, inner), place(down, expert, 0, 1))
+            target = place(gate_up, at, half, 2)
+            source.fill(f"{own}.{part}.weight", (inner, width), target, rows)
+        target = place(down, at, 0, 1)
+        source.fill(f"{own}.{parts.down}.weight", (width, inner), target, columns)
     source.settle()
     return gate_up, down
 
@@ -169,7 +214,7 @@ def _check_halves(name: str, gate_up: Matrix, inner: int) -> None:
         )
 
 
-def _experts(name: str, gate_up: Matrix, down: Matrix, limit: float | None) -> Experts:
+def _experts(name: str, gate_up: Matrix, down: Matrix, limit: float | None) -> StoredExperts:
     match gate_up, down:
         case PlainMatrix(), PlainMatrix():
             if limit is None:

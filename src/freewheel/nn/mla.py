@@ -7,13 +7,19 @@ moved to the query's side and that of values behind the attention, so keys are n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from freewheel import ops
+from freewheel.nn.cut import check_even, outputs_of
 from freewheel.nn.indexer import Indexer, load_indexer
-from freewheel.nn.linear import Projection, StackedLinear, load_linear, load_stacked_linear
+from freewheel.nn.linear import (
+    Projection,
+    StackedLinear,
+    load_closing_linear,
+    load_stacked_linear,
+)
 from freewheel.nn.norm_rope import Norm, load_norm
 from freewheel.nn.rows import Latents, latents_of
 from freewheel.nn.source import WeightSource
@@ -82,9 +88,14 @@ class SparseMla:
 def load_mla(
     source: WeightSource, spec: DsaSpec, name: str, layer: int, full: bool, table: Tensor
 ) -> SparseMla:
-    """The attention stored under `name`, of model layer `layer`; `full`: with its own indexer."""
+    """The attention stored under `name`, of model layer `layer`; `full`: with its own indexer.
+
+    Ranks share the heads. Latents and the indexer are the same on all of them, so that each stores
+    the whole cache and picks the same keys.
+    """
     own, index, eps = spec.attention, spec.indexer, spec.attention.latent_norm_eps
     indexer, key, query = None, 0, 0
+    check_even(source.mesh.layer, own.heads, f"heads of {name}")
     if full:
         indexer = load_indexer(source, spec, f"{name}.indexer", layer, table)
         key, query = index.dim, index.heads * index.dim
@@ -99,24 +110,31 @@ def load_mla(
     )
     up = ((f"{name}.indexer.wq_b", query), (f"{name}.q_b_proj", own.heads * own.query_dim))
     return SparseMla(
-        spec=own,
+        spec=replace(own, heads=len(source.mesh.layer.of(own.heads))),
         layer=layer,
         down=load_stacked_linear(source, down, spec.hidden_size),
         query_norm=load_norm(source, f"{name}.q_a_layernorm", own.q_lora_rank, eps),
         latent_norm=load_norm(source, f"{name}.kv_a_layernorm", own.kv_lora_rank, eps),
-        up=load_stacked_linear(source, up, own.q_lora_rank),
+        up=load_stacked_linear(source, up, own.q_lora_rank, (f"{name}.q_b_proj",)),
         key_up=key_up,
         value_up=value_up,
-        output=load_linear(source, f"{name}.o_proj", spec.hidden_size, own.heads * own.value_dim),
+        output=load_closing_linear(
+            source, f"{name}.o_proj", spec.hidden_size, own.heads * own.value_dim
+        ),
         indexer=indexer,
         rope_table=table,
     )
 
 
 def _split_kv_b(source: WeightSource, own: AttentionSpec, name: str) -> tuple[Tensor, Tensor]:
-    """kv_b_proj apart: keys' [heads, nope, kv_lora], and values' [heads, kv_lora, value]."""
-    rows = own.heads * (own.nope_dim + own.value_dim)
-    weight = source.dense(f"{name}.kv_b_proj.weight", (rows, own.kv_lora_rank))
-    by_head = weight.view(own.heads, own.nope_dim + own.value_dim, own.kv_lora_rank)
+    """kv_b_proj apart: keys' [heads, nope, kv_lora], and values' [heads, kv_lora, value].
+
+    Of this rank's heads.
+    """
+    rows, share = own.heads * (own.nope_dim + own.value_dim), source.mesh.layer
+    weight = source.dense(
+        f"{name}.kv_b_proj.weight", (rows, own.kv_lora_rank), cut=outputs_of(share)
+    )
+    by_head = weight.view(-1, own.nope_dim + own.value_dim, own.kv_lora_rank)
     key_up, value_up = by_head.split((own.nope_dim, own.value_dim), dim=1)
     return key_up.contiguous(), value_up.transpose(1, 2).contiguous()

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from freewheel import ops
 from freewheel.errors import UnsupportedModel
+from freewheel.nn.cut import inputs_of, outputs_of
 from freewheel.nn.experts import ExpertNames, Experts, load_experts, with_shared
 from freewheel.nn.linear import Linear, Projection, load_joined, load_linear, load_wide_linear
 from freewheel.nn.source import WeightSource, wide_dtype
+from freewheel.nn.summed import Summed, summed
 from freewheel.spec.model import DsaSpec, MoeSpec
 
 
@@ -54,31 +56,40 @@ class MoeMlp:
         return routed if self.shared is None else routed + self.shared(x)
 
 
-Mlp = DenseMlp | MoeMlp
+Mlp = DenseMlp | MoeMlp | Summed[DenseMlp] | Summed[MoeMlp]
 
 PARTS = ExpertNames("gate_proj", "up_proj", "down_proj")
 
 
 def load_mlp(source: WeightSource, spec: DsaSpec, name: str, sparse: bool) -> Mlp:
-    """The feed-forward layer stored under `name`."""
+    """The feed-forward layer stored under `name`. Ranks share its widths, or its experts."""
     if not sparse:
-        return load_dense_mlp(source, name, spec.hidden_size, spec.dense_width)
+        own = load_dense_mlp(source, name, spec.hidden_size, spec.dense_width)
+        return summed(own, source.mesh)
     if spec.moe is None:
         raise UnsupportedModel(
             f"{name}: a mixture of experts, but config.json describes no experts"
         )
-    return load_moe_mlp(source, spec.moe, name, spec.hidden_size)
+    return summed(load_moe_mlp(source, spec.moe, name, spec.hidden_size), source.mesh)
 
 
 def load_dense_mlp(source: WeightSource, name: str, width: int, inner: int) -> DenseMlp:
-    """gate_proj and up_proj joined into one projection, and down_proj."""
+    """gate_proj and up_proj joined into one projection, and down_proj: this rank's width of them.
+
+    What ranks compute is to be summed.
+    """
+    share = source.mesh.layer
     names = (f"{name}.{PARTS.gate}", f"{name}.{PARTS.up}")
-    gate_up = load_joined(source, names, (inner, inner), width)
-    return DenseMlp(gate_up, load_linear(source, f"{name}.{PARTS.down}", width, inner))
+    gate_up = load_joined(source, names, (inner, inner), width, outputs_of(share))
+    down = load_linear(source, f"{name}.{PARTS.down}", width, inner, inputs_of(share))
+    return DenseMlp(gate_up, down)
 
 
 def load_moe_mlp(source: WeightSource, moe: MoeSpec, name: str, width: int) -> MoeMlp:
-    """Router, its selection bias, experts and shared experts stored under `name`."""
+    """Router, its selection bias, experts and shared experts stored under `name`.
+
+    What ranks compute is to be summed.
+    """
     shape = (moe.width, width)
     experts = load_experts(source, f"{name}.experts", PARTS, moe.experts, shape, None)
     shared = None

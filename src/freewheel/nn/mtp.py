@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from freewheel.nn.decoder import DecoderLayer, load_decoder_layer
-from freewheel.nn.linear import Embedding, Head, Projection, load_linear
+from freewheel.nn.linear import (
+    Projection,
+    TokenHead,
+    TokenTable,
+    load_embedding,
+    load_head,
+    load_linear,
+)
 from freewheel.nn.norm_rope import Norm, load_norm
 from freewheel.nn.source import WeightSource
 from freewheel.spec.model import DsaSpec
@@ -26,13 +33,13 @@ class MtpLayer:
     output is an input of the same kind, so it can be applied again to its own result.
     """
 
-    embedding: Embedding
+    embedding: TokenTable
     token_norm: Norm
     hidden_norm: Norm
     join: Projection  # [H, 2 * H]
     layer: DecoderLayer
     final_norm: Norm
-    head: Head
+    head: TokenHead
 
     def forward(self, view: StepView, cache: CachePool, hidden: Tensor) -> Tensor:
         """Hidden states [B, W, H] behind the layer's own final norm.
@@ -51,16 +58,18 @@ class MtpLayer:
 
 
 def load_mtp_layer(
-    source: WeightSource, spec: DsaSpec, embedding: Embedding, head: Head, table: Tensor
+    source: WeightSource, spec: DsaSpec, embedding: TokenTable, head: TokenHead, table: Tensor
 ) -> MtpLayer:
     """model.layers.{num_hidden_layers}; `embedding` and `head` are the target's, to be shared."""
     assert spec.mtp is not None
     name, width, eps = f"model.layers.{spec.mtp.layer}", spec.hidden_size, spec.norm_eps
-    own_embedding = _own(source, f"{name}.embed_tokens.weight", EMBEDDING, spec)
+    if _has_own(source, f"{name}.embed_tokens.weight", EMBEDDING):
+        embedding = load_embedding(source, f"{name}.embed_tokens", spec.vocab_size, width)
     target_head = "lm_head.weight" if source.has("lm_head.weight") else EMBEDDING
-    own_head = _own(source, f"{name}.shared_head.head.weight", target_head, spec)
+    if _has_own(source, f"{name}.shared_head.head.weight", target_head):
+        head = load_head(source, f"{name}.shared_head.head", spec.vocab_size, width)
     return MtpLayer(
-        embedding=embedding if own_embedding is None else Embedding(own_embedding),
+        embedding=embedding,
         token_norm=load_norm(source, f"{name}.enorm", width, eps),
         hidden_norm=load_norm(source, f"{name}.hnorm", width, eps),
         join=load_linear(source, f"{name}.eh_proj", width, 2 * width),
@@ -68,15 +77,15 @@ def load_mtp_layer(
             source, spec, spec.mtp.layer, table, sparse=spec.mtp.sparse, full=True
         ),
         final_norm=load_norm(source, f"{name}.shared_head.norm", width, eps),
-        head=head if own_head is None else Head(own_head),
+        head=head,
     )
 
 
-def _own(source: WeightSource, name: str, shared: str, spec: DsaSpec) -> Tensor | None:
-    """The layer's own table [V, H], or None where it stores none or a copy of the target's."""
+def _has_own(source: WeightSource, name: str, shared: str) -> bool:
+    """Whether the layer stores a table of its own, other than a copy of the target's."""
     if not source.has(name):
-        return None
+        return False
     if source.same(name, shared):
         source.skip(name, f"holds the same values as {shared}, which serves for both")
-        return None
-    return source.tensor(name, (spec.vocab_size, spec.hidden_size))
+        return False
+    return True

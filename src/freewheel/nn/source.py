@@ -10,11 +10,22 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from freewheel.nn.cut import Cut
 from freewheel.nn.matrix import Matrix
+from freewheel.spec.mesh import Mesh
 
 
 class WeightSource(Protocol):
-    """Hands out weights by checkpoint name. Every request is checked against the checkpoint."""
+    """Hands out weights by checkpoint name. Every request is checked against the checkpoint.
+
+    Shapes are those of whole weights. With a `cut`, what is handed out is the rank's part alone,
+    and nothing else is read; ConfigError if the weight does not fall into equal parts.
+    """
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks that share the model, and which of them this one is."""
+        ...
 
     @property
     def dtype(self) -> torch.dtype:
@@ -30,18 +41,26 @@ class WeightSource(Protocol):
         """Whether the checkpoint stores a tensor of this name."""
         ...
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
         """The tensor, of `dtype` (the source's if None); what is stored quantised is refused.
 
         Raises CheckpointError if the checkpoint has none.
         """
         ...
 
-    def matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
+    def matrix(self, name: str, shape: tuple[int, ...], cut: Cut | None = None) -> Matrix:
         """The weight [..., N, K] with its scales, in the precision in which it is stored."""
         ...
 
-    def fill(self, name: str, shape: tuple[int, ...], target: Matrix) -> None:
+    def fill(
+        self, name: str, shape: tuple[int, ...], target: Matrix, cut: Cut | None = None
+    ) -> None:
         """As `matrix`, into `target`, which may not be looked at before `settle`.
 
         Raises UnsupportedModel if it is stored otherwise.
@@ -55,7 +74,17 @@ class WeightSource(Protocol):
         """
         ...
 
-    def dense(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+    def elsewhere(self, name: str, shape: tuple[int, ...]) -> None:
+        """Another rank holds the weight: it is accounted for, and not read."""
+        ...
+
+    def dense(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        cut: Cut | None = None,
+    ) -> Tensor:
         """The weight [..., N, K] as numbers of `dtype` (the source's if None), however stored.
 
         For weights that no quantised op takes.

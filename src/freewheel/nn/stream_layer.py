@@ -13,6 +13,7 @@ from freewheel.nn.hyper import HyperConnection, load_hyper_connection
 from freewheel.nn.norm_rope import Norm, load_wide_norm
 from freewheel.nn.sight import Sight
 from freewheel.nn.source import WeightSource
+from freewheel.nn.summed import Summed
 from freewheel.spec.compressed import CompressedSpec, LayerKind
 from freewheel.state import CachePool, StepView
 
@@ -34,7 +35,7 @@ class StreamLayer:
     attention: CompressedAttention
     moe_hyper: HyperConnection
     moe_norm: Norm
-    moe: ClampedMoe
+    moe: ClampedMoe | Summed[ClampedMoe]
 
     def __call__(self, streams: Tensor, view: StepView, cache: CachePool, sight: Sight) -> Tensor:
         """[B, W, N, D] of streams [B, W, N, D]."""

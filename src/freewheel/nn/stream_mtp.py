@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freewheel.nn.hyper import HyperHead, load_hyper_head
-from freewheel.nn.linear import Embedding, Head, Projection, load_linear
+from freewheel.nn.linear import (
+    Projection,
+    TokenHead,
+    TokenTable,
+    load_embedding,
+    load_head,
+    load_linear,
+)
 from freewheel.nn.norm_rope import Norm, load_wide_norm
 from freewheel.nn.sight import window_sight
 from freewheel.nn.source import WeightSource
@@ -26,7 +33,7 @@ class StreamMtp:
     """
 
     spec: CompressedSpec
-    embedding: Embedding
+    embedding: TokenTable
     token_norm: Norm
     hidden_norm: Norm
     token_join: Projection  # [D, D]
@@ -34,7 +41,7 @@ class StreamMtp:
     layer: StreamLayer
     collapse: HyperHead
     final_norm: Norm
-    head: Head
+    head: TokenHead
 
     def forward(self, view: StepView, cache: CachePool, hidden: Tensor) -> Tensor:
         """Streams [B, W, N * D], from `hidden` [B, W, N * D] of the view's positions.
@@ -55,19 +62,21 @@ class StreamMtp:
 def load_stream_mtp(
     source: WeightSource,
     spec: CompressedSpec,
-    embedding: Embedding,
-    head: Head,
+    embedding: TokenTable,
+    head: TokenHead,
     tables: RopeTables,
 ) -> StreamMtp:
     """mtp.0; `embedding` and `head` are the target's, to be shared."""
     assert spec.mtp is not None
     name, width, eps = spec.mtp_prefix.removesuffix("."), spec.hidden_size, spec.norm_eps
-    own_embedding = _own(source, f"{name}.emb.tok_emb.weight", "embed.weight", spec)
+    if _has_own(source, f"{name}.emb.tok_emb.weight", "embed.weight"):
+        embedding = load_embedding(source, f"{name}.emb.tok_emb", spec.vocab_size, width)
     target_head = "head.weight" if source.has("head.weight") else "embed.weight"
-    own_head = _own(source, f"{name}.head.weight", target_head, spec)
+    if _has_own(source, f"{name}.head.weight", target_head):
+        head = load_head(source, f"{name}.head", spec.vocab_size, width)
     return StreamMtp(
         spec=spec,
-        embedding=embedding if own_embedding is None else Embedding(own_embedding),
+        embedding=embedding,
         token_norm=load_wide_norm(source, f"{name}.enorm", width, eps),
         hidden_norm=load_wide_norm(source, f"{name}.hnorm", width, eps),
         token_join=load_linear(source, f"{name}.e_proj", width, width),
@@ -75,15 +84,15 @@ def load_stream_mtp(
         layer=load_stream_layer(source, spec, name, spec.mtp.layer, tables),
         collapse=load_hyper_head(source, spec, f"{name}.hc_head"),
         final_norm=load_wide_norm(source, f"{name}.norm", width, eps),
-        head=head if own_head is None else Head(own_head),
+        head=head,
     )
 
 
-def _own(source: WeightSource, name: str, shared: str, spec: CompressedSpec) -> Tensor | None:
-    """The layer's own table [V, D], or None where it stores none or a copy of the target's."""
+def _has_own(source: WeightSource, name: str, shared: str) -> bool:
+    """Whether the layer stores a table of its own, other than a copy of the target's."""
     if not source.has(name):
-        return None
+        return False
     if source.same(name, shared):
         source.skip(name, f"holds the same values as {shared}, which serves for both")
-        return None
-    return source.tensor(name, (spec.vocab_size, spec.hidden_size))
+        return False
+    return True
