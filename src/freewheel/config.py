@@ -30,6 +30,7 @@ MAX_RUN_AHEAD = 3
 AUTO_DEPTHS = (0, 1, 2, 3, 5)
 """What `speculate="auto"` chooses among. Each costs a graph for each batch."""
 AUTO_START = 3
+MAX_RANKS = 1024
 
 _WIDTHS = (16, 64, 256, 1024, 4096)
 
@@ -70,6 +71,9 @@ class EngineConfig:
     `max_grammars`: different grammars of structured output in use at one time; a request that
     brings one more waits. `grammar_seconds`: the most that compiling one may take.
     `guard`: count host reads in every round (the round itself is the same).
+    `tp`: processes that share every layer of the model, each on a device of its own; on the CPU
+    they share its cores. `ep`: they deal out the routed experts whole, rather than a stretch of
+    each. `check_ranks`: after every round, compare what they decided; slow, to find faults.
     """
 
     model: str
@@ -95,13 +99,16 @@ class EngineConfig:
     guard: bool = False
     max_grammars: int = 8
     grammar_seconds: float = 10.0
+    tp: int = 1
+    ep: bool = False
+    check_ranks: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str | Path):
             raise ConfigError(f"model: must be a name or a folder, got {self.model!r}")
         if not isinstance(self.kernel_cache, str | None) or self.kernel_cache == "":
             raise ConfigError(f"kernel_cache: must be a folder, got {self.kernel_cache!r}")
-        for name in ("guard", "deterministic", "prefix_cache"):
+        for name in ("guard", "deterministic", "prefix_cache", "ep", "check_ranks"):
             if not isinstance(vars(self)[name], bool):
                 raise ConfigError(f"{name}: must be True or False, got {vars(self)[name]!r}")
         if self.speculate != "auto":
@@ -115,6 +122,10 @@ class EngineConfig:
         _check_range("max_batch", self.max_batch, 1, 1 << 12)
         _check_range("prefill_batch", self.prefill_batch, 1, self.max_batch)
         _check_range("threads", self.threads, 1, 1 << 10)
+        _check_range("tp", self.tp, 1, MAX_RANKS)
+        if self.tp == 1 and (self.ep or self.check_ranks):
+            option = "ep" if self.ep else "check_ranks"
+            raise ConfigError(f"{option}: is for several ranks; give tp as well")
         _check_range("cache_bytes", self.cache_bytes, 1, 1 << 50)
         _check_range("max_grammars", self.max_grammars, 1, 256)
         if not 0 < self.grammar_seconds <= 3600:
@@ -234,6 +245,31 @@ def _named_cache_folder(config: EngineConfig) -> tuple[Path, str]:
     base = os.environ.get("XDG_CACHE_HOME")
     home = Path(base) if base else Path(os.path.expanduser("~")) / ".cache"
     return home / "freewheel" / "kernels", "compiled kernels serve the next start too"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a launcher said of this process: `rank` of `ranks`, the `local`-th on its machine."""
+
+    rank: int
+    ranks: int
+    local: int
+
+
+def launched_rank() -> Launched:
+    """What torchrun says in the environment. Raises ConfigError if this is no process of it."""
+    words = [os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    numbers = [int(word) for word in words if word is not None and word.isdecimal()]
+    if len(numbers) < len(words):
+        raise ConfigError(
+            "worker: RANK, WORLD_SIZE and LOCAL_RANK are not set; start it with torchrun"
+        )
+    return Launched(*numbers)
+
+
+def keep_to_loopback() -> None:
+    """Processes of one machine talk over its loopback interface, unless the user named another."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def environment_api_key() -> str | None:

@@ -20,6 +20,10 @@ class ConfigError(FreewheelError, ValueError):
     """An engine option is out of range or contradicts another."""
 
 
+class RankError(FreewheelError, RuntimeError):
+    """Another process of the same engine ended, did not start, or decided otherwise."""
+
+
 class CheckpointError(FreewheelError, ValueError):
     """A model folder is incomplete, inconsistent or of an unsupported kind."""
 

@@ -79,6 +79,8 @@ def decode(
     kv_cache_dtype: o.KvCacheDtype = "auto",
     threads: o.Threads = 1,
     deterministic: o.Deterministic = False,
+    tp: o.Tp = 1,
+    ep: o.Ep = False,
     timeline: TimelineFile = None,
     json: o.Json = False,
 ) -> None:
@@ -102,6 +104,8 @@ def decode(
         kv_cache_dtype=kv_cache_dtype,
         threads=threads,
         deterministic=deterministic,
+        tp=tp,
+        ep=ep,
     )
     find_model(model, load_format)
     messages.print(f"loading {model}", markup=False, soft_wrap=True)

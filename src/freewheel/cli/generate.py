@@ -48,6 +48,9 @@ def generate(
     kv_cache_dtype: o.KvCacheDtype = "auto",
     threads: o.Threads = 1,
     deterministic: o.Deterministic = False,
+    tp: o.Tp = 1,
+    ep: o.Ep = False,
+    check_ranks: o.CheckRanks = False,
     json: o.Json = False,
 ) -> None:
     """Continue a prompt. The answer streams; on a terminal, accepted drafts are green."""
@@ -66,6 +69,9 @@ def generate(
         kv_cache_dtype=kv_cache_dtype,
         threads=threads,
         deterministic=deterministic,
+        tp=tp,
+        ep=ep,
+        check_ranks=check_ranks,
         max_batch=1,
         prefill_batch=1,
         guard=json,

@@ -42,6 +42,16 @@ LoadFormat = Annotated[
         help=f"{' or '.join(LOAD_FORMATS)}: read weights, or draw random ones on the device."
     ),
 ]
+Tp = Annotated[
+    int, typer.Option(help="Processes that share every layer, each on a device of its own.")
+]
+Ep = Annotated[
+    bool, typer.Option("--ep", help="With --tp: deal out the experts whole, not stretches of each.")
+]
+CheckRanks = Annotated[
+    bool,
+    typer.Option("--check-ranks", help="With --tp: compare what ranks decided, every round."),
+]
 Deterministic = Annotated[
     bool,
     typer.Option("--deterministic", help="On CUDA: the same bits in any company; slower."),

@@ -66,6 +66,9 @@ def serve(
     dtype: o.Dtype = "auto",
     kv_cache_dtype: o.KvCacheDtype = "auto",
     threads: o.Threads = 1,
+    tp: o.Tp = 1,
+    ep: o.Ep = False,
+    check_ranks: o.CheckRanks = False,
 ) -> None:
     """Answer over HTTP: OpenAI's and Anthropic's endpoints, metrics, and a page at /."""
     given: dict[str, Any] = locals() | {"speculate": o.depth(speculate)}

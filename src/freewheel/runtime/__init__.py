@@ -13,6 +13,7 @@ from freewheel.runtime.clock import Span
 from freewheel.runtime.convert import convert
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.executor import Executor
+from freewheel.runtime.follow import follow_local, join
 from freewheel.runtime.kernel_bench import KernelTime, PeerTime, bench_kernels, choose_cells
 from freewheel.runtime.machine import Machine
 from freewheel.runtime.outline import outline
@@ -40,6 +41,8 @@ __all__ = [
     "choose_cells",
     "convert",
     "covered",
+    "follow_local",
+    "join",
     "outline",
     "survey",
     "traced",

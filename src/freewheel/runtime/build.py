@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from freewheel.config import Decisions, EngineConfig, find_model, kernel_cache_folder
-from freewheel.decode import ChainDrafter, Drafter, LookupDrafter, NoDrafter
+from freewheel.decode import ChainDrafter, Drafter, ForcedTarget, LookupDrafter, NoDrafter
 from freewheel.errors import CheckpointError, ConfigError
 from freewheel.host import Shelf
 from freewheel.memory import Sizes, plan_memory, resolve_page_size, resolve_storage
@@ -24,10 +24,13 @@ from freewheel.models import (
 from freewheel.models.base import DraftHead, Model
 from freewheel.models.load import Stock, has_mtp_weights, take_stock
 from freewheel.ops import load_kernels
+from freewheel.runtime.describe import describe
 from freewheel.runtime.executor import Executor
+from freewheel.runtime.parallel import Alone, Channel, Follower, Peers, assemble
 from freewheel.runtime.rehearsal import open_device
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.compressed import CompressedSpec
+from freewheel.spec.mesh import ALONE, Mesh
 from freewheel.spec.model import ModelSpec
 from freewheel.spec.shape import ECHOES, ShapeLadder
 from freewheel.state.adjust import table_cells
@@ -70,14 +73,16 @@ def build(
     *,
     tokenizer_size: int = 0,
     ladder: ShapeLadder | None = None,
-    adapt: Callable[[Model], Model] = lambda model: model,
+    mean: float | None = None,
+    leader: Channel | None = None,
 ) -> Built:
     """Load the model of `config` and make its executor. No graph is captured yet.
 
     `progress` is called with (bytes read, bytes in all). `tokenizer_size`: token ids that the
-    folder's tokenizer may give. `ladder`: the rectangles, if not those of `config`. `adapt` gives
-    what stands in for the target in rounds: a measurement's own rule of agreement. Raises
-    CheckpointError or ConfigError before memory is taken for weights.
+    folder's tokenizer may give. `ladder`: the rectangles, if not those of `config`. `mean`: tokens
+    that a round decides of a row, for a measurement, whatever the target says. `leader`: the way
+    to rank 0, on the ranks that follow it. Raises CheckpointError or ConfigError before memory is
+    taken for weights, and before other ranks are started; RankError if one of these is lost.
     """
     decisions = Decisions()
     folder = find_folder(config)
@@ -91,16 +96,18 @@ def build(
     graph = resolve_graph(config, device, decisions)
     dtype = resolve_dtype(config, device, decisions)
     check_deterministic(config, device, folder.spec)
-    found = sketch(config, folder, drafter, dtype)
+    mesh = Mesh(config.tp, 0 if leader is None else leader.rank, config.ep)
+    found = sketch(config, folder, drafter, dtype, mesh)
     groups = plan_groups(config, folder.spec, found.model, dtype, decisions)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
     torch.set_num_threads(config.threads)
     cache = str(kernel_cache_folder(config, decisions)) if device == "cuda" else None
     load_kernels(device, cache)
-    loaded = _load(config, folder, device, dtype, sizes.row_width, drafter == "mtp", progress)
     ladder = ladder or config.ladder()
+    peers = _peers(config, device, ladder, mean, leader)
+    loaded = _load(config, folder, device, dtype, sizes.row_width, drafter == "mtp", mesh, progress)
     executor = Executor(
-        adapt(loaded.model),
+        loaded.model if mean is None else ForcedTarget(loaded.model, mean),
         make_drafter(drafter, loaded.draft_head),
         loaded.weights,
         groups,
@@ -112,6 +119,8 @@ def build(
         guard=config.guard,
         deterministic=config.deterministic,
         grammars=config.max_grammars,
+        peers=peers,
+        check_ranks=config.check_ranks,
     )
     return Built(
         folder.spec,
@@ -132,6 +141,21 @@ def find_folder(config: EngineConfig) -> ModelFolder:
     return open_dummy(path) if config.load_format == "dummy" else open_folder(path)
 
 
+def _peers(
+    config: EngineConfig,
+    device: str,
+    ladder: ShapeLadder,
+    mean: float | None,
+    leader: Channel | None,
+) -> Peers:
+    """The other ranks; on rank 0, told to build the same engine."""
+    if leader is not None:
+        return Follower(leader)
+    if config.tp == 1:
+        return Alone()
+    return assemble(device, config.tp).lead(describe(config, ladder, mean))
+
+
 def _load(
     config: EngineConfig,
     folder: ModelFolder,
@@ -139,18 +163,26 @@ def _load(
     dtype: str,
     positions: int,
     mtp: bool,
+    mesh: Mesh,
     progress: Callable[[int, int], None] | None,
 ) -> LoadedModel:
     own = DTYPES[dtype]
     if config.load_format == "dummy":
-        return load_dummy(folder, own, device=device, positions=positions, mtp=mtp)
-    return load_folder(folder, own, device=device, positions=positions, mtp=mtp, progress=progress)
+        return load_dummy(folder, own, device=device, positions=positions, mtp=mtp, mesh=mesh)
+    return load_folder(
+        folder, own, device=device, positions=positions, mtp=mtp, progress=progress, mesh=mesh
+    )
 
 
-def sketch(config: EngineConfig, folder: ModelFolder, drafter: str, dtype: str) -> Stock:
-    """The model from headers alone. Raises CheckpointError if the folder does not hold it."""
+def sketch(
+    config: EngineConfig, folder: ModelFolder, drafter: str, dtype: str, mesh: Mesh = ALONE
+) -> Stock:
+    """The model from headers alone, or a rank's share of it.
+
+    Raises CheckpointError if the folder does not hold it, ConfigError if ranks cannot share it.
+    """
     positions = config.context_len or folder.spec.max_positions
-    return take_stock(folder, DTYPES[dtype], positions=positions, mtp=drafter == "mtp")
+    return take_stock(folder, DTYPES[dtype], positions=positions, mtp=drafter == "mtp", mesh=mesh)
 
 
 def resolve_drafter(config: EngineConfig, folder: ModelFolder, decisions: Decisions) -> str:

@@ -26,7 +26,8 @@ from freewheel.models.base import Model
 from freewheel.ops import kernels_loaded
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.deterministic import in_fixed_blocks
-from freewheel.runtime.mailbox import Mailbox, outbox_shape
+from freewheel.runtime.mailbox import Mailbox, digest_of, outbox_shape
+from freewheel.runtime.parallel import Alone, Peers
 from freewheel.runtime.rehearsal import rehearse
 from freewheel.runtime.streams import CudaStreams, NoStreams, Streams
 from freewheel.runtime.uplink import Uplink
@@ -79,7 +80,12 @@ class Executor:
         guard: bool,
         deterministic: bool = False,
         grammars: int = 0,
+        peers: Peers | None = None,
+        check_ranks: bool = False,
     ) -> None:
+        """`peers`: the other ranks that hold a share of the model; None if there are none."""
+        self._peers = Alone() if peers is None else peers
+        self._check_ranks = check_ranks
         self.arena = Arena(device)
         for index, weight in enumerate(weights):
             self.arena.adopt(f"weights.{index}", weight)
@@ -121,22 +127,43 @@ class Executor:
         self._ready = True
 
     def launch(self, plan: StepPlan) -> None:
-        """One round: a letter up, one graph, a letter home."""
+        """One round: a letter up, one graph, a letter home. RankError if a rank is gone."""
         self.counters.late_captures += self._ready and plan.shape not in self._lanes
         kernels = kernels_loaded()
         launch_round(plan, self._lane(plan.shape), self._mailbox, self._streams, self._watch())
         self.counters.late_kernels += self._ready * (kernels_loaded() - kernels)
         self.counters.graph_launches += 1
         self.counters.rounds += 1
+        self._agree(plan.shape)
+
+    def relay(self, shape: StepShape, fill: Callable[[Tensor], None]) -> None:
+        """A round that rank 0 planned, on a letter that `fill` brings. Nothing goes home."""
+        lane = self._lane(shape)
+        with torch.inference_mode(), self._streams.rounds():
+            lane.uplink.relay(fill)
+            lane.graph.replay()
+        self.counters.rounds += 1
+        self._agree(shape)
+
+    def mirror(self) -> None:
+        """Give every rank the state and the caches of rank 0, which were written by hand."""
+        own = [self.arena[n] for n in self.arena.names() if not n.startswith("weights.")]
+        with torch.inference_mode():
+            self._peers.mirror(own)
 
     def collect(self) -> StepResult:
-        """The oldest letter home."""
-        return self._mailbox.collect()
+        """The oldest letter home. RankError if a rank is gone: the letter would be no answer."""
+        try:
+            return self._mailbox.collect()
+        finally:
+            self._peers.check()
 
     def replay(self, shape: StepShape) -> None:
         """The graph of `shape` once more, in the current stream, on the letter that came last."""
+        lane = self._lane(shape)
+        self._peers.replay(shape)
         with torch.inference_mode():
-            self._lane(shape).graph.replay()
+            lane.graph.replay()
 
     @contextmanager
     def observed(self, wrap: Callable[[Graph[None]], Graph[None]]) -> Generator[None]:
@@ -174,6 +201,16 @@ class Executor:
             return None
         return len(lane.graph)
 
+    def _agree(self, shape: StepShape) -> None:
+        """With `check_ranks`: RankError unless all ranks decided alike in the last round."""
+        if not self._check_ranks:
+            return
+        state = self.state
+        decided = (self._letters[shape][1], *state.lengths, state.tokens)
+        self._peers.agree(
+            f"round {self.counters.rounds} of {shape}", digest_of(decided, self._streams)
+        )
+
     def _watch(self) -> AbstractContextManager[object]:
         return no_host_sync(raise_=False, log=self.sync_log) if self._guard else nullcontext()
 
@@ -200,10 +237,18 @@ class Executor:
         inbox, outbox = self._letters[shape]
         layout = self._inbox_layout(shape)
         graph = self._new_graph()
+        self._peers.capture(shape)
         with torch.inference_mode(), self._streams.rounds():
             graph.capture(self._advance(shape))
         self._mailbox.open(shape)
-        uplink = Uplink(layout, inbox, self._run_ahead, self._streams, self.counters)
+        uplink = Uplink(
+            layout,
+            inbox,
+            self._run_ahead,
+            self._streams,
+            self.counters,
+            lambda letter: self._peers.round(shape, letter),
+        )
         return Lane(outbox, uplink, graph)
 
     def _advance(self, shape: StepShape) -> Callable[[], None]:
@@ -217,8 +262,8 @@ class Executor:
 
     def _rehearse(self, shapes: Iterable[StepShape]) -> None:
         """Load the kernels of shapes together; capturing would load one after another."""
-        if self._pool is None:
-            return
+        if self._pool is None or not isinstance(self._peers, Alone):
+            return  # a rank that rehearses would wait for the others in every sum
         with self._streams.rounds(), self._pool.warming():
             rehearse([self._advance(shape) for shape in shapes], "cuda")
 

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from freewheel.config import EngineConfig, room_for
-from freewheel.decode import ForcedTarget
 from freewheel.graph import Graph, SyncLog, no_host_sync
 from freewheel.host import Request, Scheduler
-from freewheel.models.base import Model
 from freewheel.runtime.build import Built, build
 from freewheel.runtime.clock import Span, TimedGraph, open_clock, wait_for_device
 from freewheel.runtime.tracing import DeviceTrace, traced
@@ -77,11 +75,8 @@ class SteadyDecode:
         shapes = tuple(StepShape(batch, 1 + depth, depth) for batch in sorted(set(batches)))
         ladder = ShapeLadder(shapes, ((1, NARROWEST_PROMPT),), depth)
 
-        def adapt(model: Model) -> Model:
-            return model if mean is None else ForcedTarget(model, mean)
-
         self.config = config
-        self.built: Built = build(config, ladder=ladder, adapt=adapt)
+        self.built: Built = build(config, ladder=ladder, mean=mean)
         self.executor = self.built.executor
         self.shapes = {shape.batch: shape for shape in shapes}
         self._context = self.built.sizes.row_width - room_for(rounds, depth)
@@ -165,6 +160,7 @@ class SteadyDecode:
             scheduler.add(request)
             scheduler.roster.admit(request)
             self._place_row(scheduler, request)
+        self.executor.mirror()
         wait_for_device(self.built.resolved.device)
         return scheduler
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -31,8 +33,13 @@ class Uplink:
         depth: int,
         streams: Streams,
         counters: Counters,
+        tell: Callable[[Tensor], None] = lambda letter: None,
     ) -> None:
-        """inbox: int32 [layout.words], static, on the device."""
+        """inbox: int32 [layout.words], static, on the device.
+
+        `tell` shows each letter, int32 [layout.words] on the host, to the other ranks.
+        """
+        self._tell = tell
         self._layout = layout
         self._inbox = inbox
         self._staging = [streams.pages(layout.words) for _ in range(depth + 1)]
@@ -44,11 +51,24 @@ class Uplink:
 
     def post(self, plan: StepPlan) -> None:
         """In the stream of rounds: copy the plan's letter to the device."""
-        self._turn = turn = (self._turn + 1) % len(self._letters)
-        self._taken[turn].wait()  # long passed: its round's letter came home
-        pack(plan, self._layout, self._letters[turn])
-        self._streams.copy(self._inbox, self._staging[turn])
-        self._taken[turn].set()
+        self._next()
+        pack(plan, self._layout, self._letters[self._turn])
+        self._tell(self._staging[self._turn])
+        self._send()
+
+    def relay(self, fill: Callable[[Tensor], None]) -> None:
+        """As `post`, of a letter that another rank packed and `fill` brings."""
+        self._next()
+        fill(self._staging[self._turn])
+        self._send()
+
+    def _next(self) -> None:
+        self._turn = (self._turn + 1) % len(self._letters)
+        self._taken[self._turn].wait()  # long passed: its round's letter came home
+
+    def _send(self) -> None:
+        self._streams.copy(self._inbox, self._staging[self._turn])
+        self._taken[self._turn].set()
         self._counters.uploads += 1
 
 

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine's description as text, from which another rank builds the same one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+from freewheel.config import EngineConfig
+from freewheel.spec.shape import ShapeLadder, StepShape
+
+
+def describe(config: EngineConfig, ladder: ShapeLadder, mean: float | None) -> str:
+    """JSON of what `build` is asked for."""
+    plain = replace(config, model=str(config.model))
+    return json.dumps({"config": asdict(plain), "ladder": asdict(ladder), "mean": mean})
+
+
+def read_description(text: str) -> tuple[EngineConfig, ShapeLadder, float | None]:
+    """What `describe` wrote."""
+    found = json.loads(text)
+    ladder = found["ladder"]
+    decode = tuple(StepShape(**shape) for shape in ladder["decode"])
+    prefill = tuple((batch, width) for batch, width in ladder["prefill"])
+    rectangles = ShapeLadder(decode, prefill, ladder["depth"])
+    return EngineConfig(**found["config"]), rectangles, found["mean"]

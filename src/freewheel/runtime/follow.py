@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ranks other than 0 do: as they are told, until they are told to end."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from freewheel.config import Launched
+from freewheel.runtime.build import build
+from freewheel.runtime.describe import read_description
+from freewheel.runtime.executor import Executor
+from freewheel.runtime.parallel import Channel, Task, join_launched
+from freewheel.runtime.parallel.group import close_groups, open_groups
+
+
+def follow(channel: Channel) -> None:
+    """Build the engines that rank 0 builds, and run its rounds on them.
+
+    Returns when rank 0 ends. Raises RankError if a rank is gone.
+    """
+    engines: list[Executor] = []
+    while (order := channel.hear()).task is not Task.END:
+        if order.task is Task.OPEN:
+            config, ladder, mean = read_description(channel.text(order))
+            built = build(config, ladder=ladder, mean=mean, leader=channel)
+            engines.append(built.executor)
+            continue
+        executor = engines[order.engine]
+        match order.task:
+            case Task.CAPTURE:
+                executor.capture([order.shape], lambda _: None)
+            case Task.ROUND:
+                executor.relay(order.shape, channel.fill)
+            case Task.REPLAY:
+                executor.replay(order.shape)
+            case Task.MIRROR:
+                executor.mirror()
+    close_groups()
+
+
+def follow_local(store: str, ranks: int, device: str, rank: int) -> None:
+    """As `follow`, as a process that rank 0 started: `store` is a file where ranks meet."""
+    place = dist.FileStore(store, ranks)
+    place.set(f"running.{rank}", "1")
+    follow(Channel(open_groups(device, rank, ranks, place, lambda: "", rank), lambda: ""))
+
+
+def join(launched: Launched, device: str) -> None:
+    """Meet the ranks that a launcher started. Returns at once on rank 0, at the end elsewhere.
+
+    `device`: "cpu", "cuda", or "auto" for a CUDA device if there is one.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    channel = join_launched(launched, device)
+    if launched.rank:
+        follow(channel)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rank 0 tells the others, and in which words: a header of numbers, then bytes or a letter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from freewheel.errors import RankError
+from freewheel.runtime.parallel.group import Groups, gather_into, lost
+from freewheel.spec.shape import StepShape
+
+_dist = cast(Any, dist)  # half of its members lack types
+
+HEADER = 8
+"""task, engine, bytes that follow, and the shape: batch, width, depth, extras, tables."""
+
+DIGEST = 16
+"""Bytes of a digest."""
+
+
+class Task(IntEnum):
+    """What a follower is to do."""
+
+    END = 0
+    OPEN = 1
+    """Build an engine; its description follows."""
+    CAPTURE = 2
+    ROUND = 3
+    """Run a round of the shape; its letter follows."""
+    REPLAY = 4
+    MIRROR = 5
+    """Take over the static tensors of rank 0."""
+
+
+NO_SHAPE = StepShape(1, 1, 0)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A header. `engine`: which of the engines that were opened. `size`: bytes that follow."""
+
+    task: Task
+    engine: int = 0
+    size: int = 0
+    shape: StepShape = NO_SHAPE
+
+
+class Channel:
+    """Between rank 0 and all others; whatever one tells, the others must hear."""
+
+    def __init__(self, groups: Groups, why: Callable[[], str]) -> None:
+        self.rank, self.ranks = groups.rank, groups.ranks
+        self._groups, self._why = groups, why
+        self._header = torch.zeros(HEADER, dtype=torch.int64)
+        self._words = np.asarray(self._header)  # the same memory
+        self._digest = torch.zeros(DIGEST, dtype=torch.uint8)
+        self._digests = torch.zeros(self.ranks, DIGEST, dtype=torch.uint8)
+
+    def tell(self, order: Order, payload: Tensor | None = None) -> None:
+        """On rank 0. `payload`: `order.size` bytes of host memory."""
+        shape = order.shape
+        self._words[:] = (
+            *(order.task, order.engine, order.size),
+            *(shape.batch, shape.width, shape.depth, shape.extras, shape.tables),
+        )
+        self._send(self._header)
+        if payload is not None:
+            self._send(payload)
+
+    def hear(self) -> Order:
+        """On the others: the next order. What follows it is then to be taken by `fill`."""
+        self._send(self._header)
+        task, engine, size, batch, width, depth, extras, tables = (int(w) for w in self._words)
+        shape = StepShape(batch, width, depth, extras=extras, tables=bool(tables))
+        return Order(Task(task), engine, size, shape)
+
+    def fill(self, payload: Tensor) -> None:
+        """On the others: what follows an order, into host memory of just that size."""
+        self._send(payload)
+
+    def text(self, order: Order) -> str:
+        """On the others: what follows an order, as text."""
+        raw = torch.zeros(order.size, dtype=torch.uint8)
+        self.fill(raw)
+        return np.asarray(raw).tobytes().decode()
+
+    def mirror(self, tensor: Tensor) -> None:
+        """On all: `tensor`, contiguous and on the device, becomes what it is on rank 0."""
+        self._meet(lambda: _dist.broadcast(_bytes(tensor), 0, group=self._groups.world))
+
+    def agree(self, what: str, digest: bytes) -> None:
+        """On all: raise RankError, naming the ranks, unless all come with the same digest."""
+        np.asarray(self._digest)[:] = np.frombuffer(digest, dtype=np.uint8)
+        self._meet(lambda: gather_into(self._digests, self._digest, self._groups.control))
+        found = np.asarray(self._digests)
+        others = np.flatnonzero((found != found[0]).any(axis=1))
+        if len(others):
+            ranks = ", ".join(str(rank) for rank in others)
+            raise RankError(f"check_ranks: rank {ranks} decided otherwise than rank 0 in {what}")
+
+    def _send(self, tensor: Tensor) -> None:
+        self._meet(lambda: _dist.broadcast(tensor, 0, group=self._groups.control))
+
+    def _meet(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except RuntimeError as error:
+            raise lost(self._why(), error) from error
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an executor owes the other ranks, as one of three roles: alone, leading, or following."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from freewheel.runtime.parallel.channel import Channel, Order, Task
+from freewheel.spec.shape import StepShape
+
+
+class Peers(Protocol):
+    """The other ranks of an engine. Each call comes before what it announces."""
+
+    def capture(self, shape: StepShape) -> None:
+        """The graph of `shape` is made next: its collectives run, so all ranks make it."""
+        ...
+
+    def round(self, shape: StepShape, letter: Tensor) -> None:
+        """A round of `shape` comes next, with this letter: int32 [words], on the host."""
+        ...
+
+    def replay(self, shape: StepShape) -> None:
+        """The graph of `shape` runs next, on the letter that came last."""
+        ...
+
+    def mirror(self, tensors: Iterable[Tensor]) -> None:
+        """The ranks' static tensors become those of rank 0."""
+        ...
+
+    def agree(self, what: str, digest: bytes) -> None:
+        """Raise RankError unless every rank comes with the same digest."""
+        ...
+
+    def check(self) -> None:
+        """Raise RankError if a rank is known to be gone."""
+        ...
+
+
+class Alone:
+    """There are none."""
+
+    def capture(self, shape: StepShape) -> None: ...
+
+    def round(self, shape: StepShape, letter: Tensor) -> None: ...
+
+    def replay(self, shape: StepShape) -> None: ...
+
+    def mirror(self, tensors: Iterable[Tensor]) -> None: ...
+
+    def agree(self, what: str, digest: bytes) -> None: ...
+
+    def check(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Leader:
+    """Rank 0, of whose engines this is number `engine`. `gone`: raises if a rank is gone."""
+
+    channel: Channel
+    engine: int
+    gone: Callable[[], None]
+
+    def capture(self, shape: StepShape) -> None:
+        self.channel.tell(Order(Task.CAPTURE, self.engine, 0, shape))
+
+    def round(self, shape: StepShape, letter: Tensor) -> None:
+        self.channel.tell(Order(Task.ROUND, self.engine, letter.nbytes, shape), letter)
+
+    def replay(self, shape: StepShape) -> None:
+        self.channel.tell(Order(Task.REPLAY, self.engine, 0, shape))
+
+    def mirror(self, tensors: Iterable[Tensor]) -> None:
+        self.channel.tell(Order(Task.MIRROR, self.engine))
+        for tensor in tensors:
+            self.channel.mirror(tensor)
+
+    def agree(self, what: str, digest: bytes) -> None:
+        self.channel.agree(what, digest)
+
+    def check(self) -> None:
+        self.gone()
+
+
+@dataclass(frozen=True)
+class Follower:
+    """Any other rank: what is to come was announced to it already."""
+
+    channel: Channel
+
+    def capture(self, shape: StepShape) -> None: ...
+
+    def round(self, shape: StepShape, letter: Tensor) -> None: ...
+
+    def replay(self, shape: StepShape) -> None: ...
+
+    def mirror(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            self.channel.mirror(tensor)
+
+    def agree(self, what: str, digest: bytes) -> None:
+        self.channel.agree(what, digest)
+
+    def check(self) -> None: ...
