@@ -272,6 +272,12 @@ def keep_to_loopback() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
+def rank_environment() -> dict[str, str]:
+    """What other ranks need to find this very package, wherever it was imported from."""
+    package = str(Path(__file__).parents[1])
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
+
+
 def environment_api_key() -> str | None:
     """The key that clients of a server must show; arguments of a process are no place for it."""
     return os.environ.get(API_KEY_VARIABLE) or None

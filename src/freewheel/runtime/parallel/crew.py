@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
 
-from freewheel.config import Launched, keep_to_loopback
+from freewheel.config import Launched, keep_to_loopback, rank_environment
 from freewheel.errors import ConfigError, RankError
 from freewheel.runtime.parallel.channel import Channel, Order, Task
 from freewheel.runtime.parallel.group import Groups, close_groups, open_groups
@@ -69,7 +69,7 @@ class Crew:
     def check(self) -> None:
         """Raise RankError if a rank is known to be gone."""
         if self._lost:
-            raise RankError(f"tp: {self._lost}; what this engine had under way is lost")
+            raise RankError(f"tp: {self._lost}; what was under way is lost; start the engine anew")
 
     def why_now(self) -> str:
         """What is known at once of a rank that is gone."""
@@ -149,7 +149,7 @@ class LocalCrew(Crew):
             "freewheel",
             sys.executable,
             {n: ("-m", "freewheel.worker", "--follow", *own, str(n + 1)) for n in others},
-            {n: {} for n in others},
+            {n: rank_environment() for n in others},
             DefaultLogsSpecs(),
         )
         self._pids = {n + 1: pid for n, pid in context.pids().items()}

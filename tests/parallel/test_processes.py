@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two processes that share a model answer as one does, and end when one of them is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freewheel import LLM, SamplingParams
+from freewheel.errors import ConfigError, RankError
+from freewheel.graph import TapeGraph
+from freewheel.runtime.parallel.crew import LocalCrew, assemble, dismiss
+
+COLLECTIVES = {
+    f"freewheel::{name}" for name in ("all_reduce", "all_gather", "split_embedding", "own_experts")
+}
+ROOT = Path(__file__).parents[2]
+PROMPTS = ["Emma was", "The king spoke to the people, and said that they"]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=20),
+    SamplingParams(temperature=0.9, seed=7, max_tokens=20),
+]
+SMALL: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float64",
+    "chunk": 16,
+    "context_len": 512,
+    "max_batch": 2,
+}
+"""float64: sums over ranks are made in another order than in one process, and round otherwise."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def crew() -> object:
+    yield
+    dismiss()
+
+
+def answers(model: str, **options: Any) -> list[tuple[int, ...]]:
+    outputs = LLM(model, **SMALL, **options).generate(PROMPTS, PARAMS)
+    return [one.token_ids for one in outputs]
+
+
+@pytest.mark.parametrize("model", ["demo", "demo-v4"])
+@pytest.mark.parametrize(("depth", "ep"), [(0, False), (3, False), (3, True)])
+def test_two_processes_decide_the_tokens_of_one(model: str, depth: int, ep: bool) -> None:
+    alone = answers(model, speculate=depth)
+    assert answers(model, speculate=depth, tp=2, ep=ep, check_ranks=True) == alone
+
+
+def test_one_process_makes_no_calls_for_others() -> None:
+    llm = LLM("demo", **SMALL, speculate=3)
+    llm.generate(PROMPTS[0], PARAMS[0])
+    graphs = [lane.graph for lane in llm.executor._lanes.values()]
+    assert all(isinstance(graph, TapeGraph) for graph in graphs) and graphs
+    for graph in graphs:
+        assert isinstance(graph, TapeGraph)
+        assert not graph.counts.keys() & COLLECTIVES
+
+
+def test_a_lost_rank_ends_what_is_under_way_and_another_engine_starts_anew() -> None:
+    llm = LLM("demo", **SMALL, tp=2)
+    stream = llm.stream(PROMPTS[0], SamplingParams(temperature=0, max_tokens=400))
+    next(stream)
+    crew = assemble("cpu", 2)
+    assert isinstance(crew, LocalCrew)
+    os.kill(crew.pids[1], signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(RankError, match="rank 1 ended with exit code -9"):
+        list(stream)
+    with pytest.raises(RankError):
+        llm.generate(PROMPTS[0], PARAMS[0])
+    assert time.monotonic() - began < 20
+    again = LLM("demo", **SMALL, tp=2)
+    assert again.generate(PROMPTS[0], PARAMS[0])[0].token_ids == answers("demo")[0]
+
+
+def test_a_process_leads_one_mesh() -> None:
+    assemble("cpu", 2)
+    with pytest.raises(ConfigError, match="this process leads 2 ranks on cpu already"):
+        assemble("cpu", 4)
+
+
+def test_what_ranks_cannot_share_is_refused_before_any_is_started() -> None:
+    with pytest.raises(ConfigError, match="tp: 3 ranks cannot share"):
+        LLM("demo", **SMALL, tp=3)
+    with pytest.raises(ConfigError, match="ep: is for several ranks"):
+        LLM("demo", **SMALL, ep=True)
+
+
+def test_index_lists_are_the_same_bytes_on_both_ranks_and_a_dissenter_is_named(
+    tmp_path: Path,
+) -> None:
+    outs = [tmp_path / f"out.{rank}" for rank in range(2)]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.parallel.rank_script"),
+                *(str(tmp_path / "store"), str(rank), str(out)),
+            ],
+            env=environment,
+            cwd=ROOT,
+        )
+        for rank, out in enumerate(outs)
+    ]
+    assert [process.wait(120) for process in ranks] == [0, 0]
+    found = [json.loads(out.read_text("utf-8")) for out in outs]
+    assert found[0]["picks"] == found[1]["picks"]
+    assert all(len(picks) > 2 for picks in found[0]["picks"].values())
+    for one in found:
+        assert one["said"] == (
+            "check_ranks: rank 1 decided otherwise than rank 0 in the second round"
+        )
