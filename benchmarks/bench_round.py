@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import DeviceType, ProfilerActivity, profile
 
+from freewheel.config import launched_rank
 from freewheel.decode import ChainDrafter
 from freewheel.models import load_model
 from freewheel.nn.cut import Cut
@@ -40,10 +41,11 @@ from freewheel.nn.matrix import BLOCK, BlockMatrix, Matrix, PlainMatrix, copy_in
 from freewheel.nn.source import held_tensors
 from freewheel.ops import load_kernels
 from freewheel.runtime import Executor, Sizes
+from freewheel.runtime.parallel.group import close_groups, open_groups
 from freewheel.spec import StepPlan, StepShape
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.compressed import CompressedSpec
-from freewheel.spec.mesh import ALONE
+from freewheel.spec.mesh import ALONE, Mesh
 from freewheel.spec.model import DsaSpec
 from freewheel.spec.model_config import read_model_spec
 from freewheel.spec.storage import Fp8Storage, PlainStorage, RowStorage
@@ -62,9 +64,9 @@ Spec = DsaSpec | CompressedSpec
 class DummySource:
     """Random weights, made on the device; experts of only `distinct` layers."""
 
-    def __init__(self, distinct: int, fp8: bool) -> None:
+    def __init__(self, distinct: int, fp8: bool, mesh: Mesh = ALONE) -> None:
         self.dtype, self.device = torch.bfloat16, torch.device("cuda")
-        self.mesh = ALONE
+        self.mesh = mesh
         self._distinct, self._fp8 = distinct, fp8
         self._experts: dict[tuple[int, str], Matrix] = {}
 
@@ -156,6 +158,7 @@ class Case:
 
 def main() -> int:
     options = _options()
+    mesh = _meet(options.tp, options.ep)
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     load_kernels("cuda")
@@ -166,15 +169,29 @@ def main() -> int:
     batches = [int(b) for b in options.batch.split(",")]
     contexts = [int(c) for c in options.context.split(",")]
     cases = [Case(b, c, options.speculate) for b in batches for c in contexts]
-    with open(options.log or "/dev/null", "w", encoding="utf-8") as log:
-        print(_header(), flush=True)
-        fp8 = options.weights == "fp8"
-        storage = STORAGES[options.kv_cache_dtype]
-        executor = _build(spec, cases, DummySource(options.distinct, fp8), storage)
+    log_file = options.log if options.log and not mesh.rank else "/dev/null"
+    with open(log_file, "w", encoding="utf-8") as log:
+        fp8, storage = options.weights == "fp8", STORAGES[options.kv_cache_dtype]
+        executor = _build(spec, cases, DummySource(options.distinct, fp8, mesh), storage)
         size = 1.0 if fp8 else 2.0
+        if not mesh.rank:
+            print(_header(), flush=True)
         for case in cases:
-            print(_line(spec, case, executor, log, options.config, size), flush=True)
+            line = _line(spec, case, executor, log, options.config, size)
+            if not mesh.rank:
+                print(line, flush=True)
+    close_groups()
     return 0
+
+
+def _meet(ranks: int, whole: bool) -> Mesh:
+    """With several ranks, each a process of torchrun that does all that the others do."""
+    if ranks == 1:
+        return ALONE
+    own = launched_rank()
+    assert own.ranks == ranks, f"torchrun started {own.ranks} processes, not {ranks}"
+    open_groups("cuda", own.rank, ranks, None, lambda: "", own.local)
+    return Mesh(ranks, own.rank, whole)
 
 
 def _options() -> argparse.Namespace:
@@ -187,6 +204,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kv-cache-dtype", default="bf16", choices=tuple(STORAGES))
     parser.add_argument("--layers", type=int, default=0, help="fewer layers, for a quick look")
     parser.add_argument("--distinct", type=int, default=8, help="layers with experts of their own")
+    parser.add_argument("--tp", type=int, default=1, help="ranks, each a process of torchrun")
+    parser.add_argument("--ep", action="store_true", help="deal out the experts whole")
     parser.add_argument("--log", default="", help="write the kernels of a round there")
     return parser.parse_args()
 
