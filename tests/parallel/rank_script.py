@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from freewheel.config import keep_to_loopback
 from freewheel.errors import RankError
@@ -21,7 +20,7 @@ from freewheel.graph.dispatch import DispatchMode, op_name
 from freewheel.models import open_folder
 from freewheel.models.load import load_folder
 from freewheel.runtime.parallel import Channel
-from freewheel.runtime.parallel.group import close_groups, open_groups
+from freewheel.runtime.parallel.group import close_groups, meeting_place, open_groups
 from freewheel.spec.mesh import Mesh
 from tests.models.paged import Paged
 
@@ -58,7 +57,7 @@ def picks(name: str, rank: int) -> list[str]:
 def main(store: str, rank: int, out: str) -> None:
     torch.set_num_threads(1)
     keep_to_loopback()
-    groups = open_groups("cpu", rank, 2, dist.FileStore(store, 2), lambda: "", 0)
+    groups = open_groups("cpu", rank, 2, meeting_place(store, 2), lambda: "", 0)
     channel = Channel(groups, lambda: "")
     channel.agree("the first round", b"0123456789abcdef")
     try:

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 
 from freewheel.config import Launched
 from freewheel.runtime.build import build
 from freewheel.runtime.describe import read_description
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.parallel import Channel, Task, join_launched
-from freewheel.runtime.parallel.group import close_groups, open_groups
+from freewheel.runtime.parallel.group import close_groups, meeting_place, open_groups
 
 
 def follow(channel: Channel) -> None:
@@ -41,7 +40,7 @@ def follow(channel: Channel) -> None:
 
 def follow_local(store: str, ranks: int, device: str, rank: int) -> None:
     """As `follow`, as a process that rank 0 started: `store` is a file where ranks meet."""
-    place = dist.FileStore(store, ranks)
+    place = meeting_place(store, ranks)
     place.set(f"running.{rank}", "1")
     follow(Channel(open_groups(device, rank, ranks, place, lambda: "", rank), lambda: ""))
 

@@ -27,7 +27,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_pr
 from freewheel.config import Launched, keep_to_loopback, rank_environment
 from freewheel.errors import ConfigError, RankError
 from freewheel.runtime.parallel.channel import Channel, Order, Task
-from freewheel.runtime.parallel.group import Groups, close_groups, open_groups
+from freewheel.runtime.parallel.group import Groups, close_groups, meeting_place, open_groups
 from freewheel.runtime.parallel.peers import Leader
 
 _dist = cast(Any, dist)  # half of its members lack types
@@ -108,7 +108,7 @@ class LocalCrew(Crew):
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         keep_to_loopback()
         self._watcher.start()
-        store = dist.FileStore(str(self._folder / "store"), ranks)
+        store = meeting_place(str(self._folder / "store"), ranks)
         self._await(store)
         self.meet(store)
 

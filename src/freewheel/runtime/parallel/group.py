@@ -98,6 +98,11 @@ def open_groups(
     return Groups(control, mesh.get_group("tp"), ranks, rank)
 
 
+def meeting_place(file: str, ranks: int) -> Any:
+    """A file in which ranks of one machine find each other."""
+    return _dist.FileStore(file, ranks)
+
+
 def close_groups() -> None:
     """Leave all groups; others may be gone already."""
     if dist.is_initialized():
