@@ -17,6 +17,7 @@ from freewheel.cli import (
     convert,
     generate,
     inspect,
+    plan,
     replay,
     serve,
     simulate,
@@ -37,6 +38,7 @@ app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("inspect")(inspect.inspect)
+app.command("plan")(plan.plan)
 app.command("convert")(convert.convert)
 app.command("audit")(audit.audit)
 app.command("replay")(replay.replay)

@@ -14,6 +14,7 @@ from freewheel.engine.token_engine import Load, PoolLoad, TokenEngine, TokenStep
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.runtime import (
     DeviceTrace,
+    GpuPlan,
     KernelTime,
     Machine,
     PeerTime,
@@ -30,6 +31,7 @@ from freewheel.runtime import (
     follow_local,
     join,
     outline,
+    plan_gpus,
     survey,
     verify,
 )
@@ -39,6 +41,7 @@ __all__ = [
     "Arrival",
     "Chunk",
     "DeviceTrace",
+    "GpuPlan",
     "KernelTime",
     "Load",
     "Logprobs",
@@ -68,6 +71,7 @@ __all__ = [
     "follow_local",
     "join",
     "outline",
+    "plan_gpus",
     "survey",
     "verify",
 ]

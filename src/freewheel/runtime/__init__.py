@@ -17,6 +17,7 @@ from freewheel.runtime.follow import follow_local, join
 from freewheel.runtime.kernel_bench import KernelTime, PeerTime, bench_kernels, choose_cells
 from freewheel.runtime.machine import Machine
 from freewheel.runtime.outline import outline
+from freewheel.runtime.planning import GpuPlan, plan_gpus
 from freewheel.runtime.steady import SteadyCounts, SteadyDecode, SteadyRun
 from freewheel.runtime.survey import Survey, survey, verify
 from freewheel.runtime.tracing import DeviceTrace, covered, traced
@@ -26,6 +27,7 @@ __all__ = [
     "Counters",
     "DeviceTrace",
     "Executor",
+    "GpuPlan",
     "KernelTime",
     "Machine",
     "PeerTime",
@@ -44,6 +46,7 @@ __all__ = [
     "follow_local",
     "join",
     "outline",
+    "plan_gpus",
     "survey",
     "traced",
     "verify",

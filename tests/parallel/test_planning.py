@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`freewheel plan`: what cards would hold, by the very code that would load it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from freewheel.cli.plan import plan_lines
+from freewheel.errors import ConfigError
+from freewheel.models import open_folder
+from freewheel.models.load import load_folder
+from freewheel.runtime import plan_gpus
+from freewheel.runtime.planning import GpuPlan
+from freewheel.spec.mesh import Mesh
+
+ROOT = Path(__file__).parents[2]
+CHECKPOINTS = ROOT / "src" / "freewheel" / "checkpoints"
+
+
+def planned(name: str, gpus: int, ep: bool = False) -> GpuPlan:
+    model = str(ROOT / "benchmarks" / "configs" / f"{name}.json")
+    return plan_gpus(model, gpus, batches=(1, 8, 32), context=8192, speculate=3, ep=ep)
+
+
+@pytest.mark.parametrize("name", ["demo", "demo-v4"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_planned_weights_are_those_that_a_rank_loads(name: str, ranks: int) -> None:
+    found = plan_gpus(name, ranks, batches=(1,), context=256, speculate=3)
+    folder = open_folder(CHECKPOINTS / name)
+    loaded = load_folder(folder, torch.bfloat16, positions=256, mesh=Mesh(ranks))
+    held = sum(t.nbytes for t in loaded.weights)
+    tables = {"demo": 1, "demo-v4": 2}[name] * 256 * 64 * 4  # of angles, which no file holds
+    assert found.weight_bytes == held - tables
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("v32", 687), ("glm52", 757), ("v4flash", 161), ("v4pro", 869)]
+)
+def test_the_large_models_are_too_large_for_one_card(name: str, billions: int) -> None:
+    """In 10^9 bytes, by calculation from their dimensions and the precisions of their weights."""
+    found = planned(name, 1)
+    assert found.weight_bytes / 1e9 == pytest.approx(billions, rel=0.01)
+    assert not found.fits
+    assert plan_lines(found, 1, 141.0)[-1].startswith("does not fit")
+
+
+def test_more_cards_hold_more_tokens_and_read_less_each() -> None:
+    eight, sixteen = planned("v32", 8), planned("v32", 16)
+    assert eight.fits and sixteen.kv_tokens > 2 * eight.kv_tokens
+    for few, many in zip(eight.rounds, sixteen.rounds, strict=True):
+        assert few.floor_ms / 2 < many.floor_ms < few.floor_ms  # what is replicated does not shrink
+    assert planned("v32", 8, ep=True).weight_bytes == pytest.approx(eight.weight_bytes, rel=1e-3)
+
+
+def test_what_does_not_divide_is_said_and_experts_may_be_dealt_out_instead() -> None:
+    with pytest.raises(ConfigError, match="16 ranks cannot share the 8 groups of layers.0.attn"):
+        planned("v4flash", 16)
+    with pytest.raises(ConfigError, match="12 ranks cannot share"):
+        planned("v32", 12)
