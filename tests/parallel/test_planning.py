@@ -55,8 +55,8 @@ def test_more_cards_hold_more_tokens_and_read_less_each() -> None:
     assert planned("v32", 8, ep=True).weight_bytes == pytest.approx(eight.weight_bytes, rel=1e-3)
 
 
-def test_what_does_not_divide_is_said_and_experts_may_be_dealt_out_instead() -> None:
-    with pytest.raises(ConfigError, match="16 ranks cannot share the 8 groups of layers.0.attn"):
+def test_cards_that_cannot_share_a_model_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"16 ranks cannot share the 8 groups of layers.0.attn"):
         planned("v4flash", 16)
     with pytest.raises(ConfigError, match="12 ranks cannot share"):
         planned("v32", 12)

@@ -83,6 +83,49 @@ def test_a_lost_rank_ends_what_is_under_way_and_another_engine_starts_anew() -> 
     assert again.generate(PROMPTS[0], PARAMS[0])[0].token_ids == answers("demo")[0]
 
 
+LEADER = """
+import sys
+from freewheel import LLM, SamplingParams
+from freewheel.runtime.parallel.crew import assemble
+if __name__ == "__main__":
+    llm = LLM("demo", device="cpu", context_len=512, chunk=16, max_batch=2, tp=2)
+    stream = llm.stream("Emma was", SamplingParams(max_tokens=400, ignore_eos=True))
+    next(stream)
+    print(assemble("cpu", 2).pids[1], flush=True)
+    for _ in stream:
+        pass
+"""
+
+
+def test_ranks_end_by_themselves_when_rank_0_is_killed() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    leader = subprocess.Popen(
+        [sys.executable, "-c", LEADER],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert leader.stdout is not None and leader.stderr is not None
+    follower = Path("/proc") / leader.stdout.readline().strip()
+    assert follower.name.isdigit() and follower.is_dir()
+    leader.kill()
+    leader.wait(10)
+    assert "another rank of this engine is gone" in leader.stderr.read()  # ends as the rank does
+    until = time.monotonic() + 10
+    while _runs(follower) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not _runs(follower)
+
+
+def _runs(process: Path) -> bool:
+    """Whether it is there and is no zombie that nobody has waited for."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_a_process_leads_one_mesh() -> None:
     assemble("cpu", 2)
     with pytest.raises(ConfigError, match="this process leads 2 ranks on cpu already"):
