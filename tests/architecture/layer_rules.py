@@ -57,6 +57,7 @@ ALLOWED: dict[str, Allowed] = {
     "cli": _allow("config spec chat engine audit bench simulate server", "typer rich"),
     "__init__": _allow("config spec engine audit"),
     "__main__": _allow("cli"),
+    "worker": _allow("config engine cli"),
 }
 KERNEL_LIBRARIES = frozenset({"triton"})
 # These stand above the engine, and may use the names that `freewheel` itself offers users.
