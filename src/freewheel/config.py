@@ -111,21 +111,13 @@ class EngineConfig:
         for name in ("guard", "deterministic", "prefix_cache", "ep", "check_ranks"):
             if not isinstance(vars(self)[name], bool):
                 raise ConfigError(f"{name}: must be True or False, got {vars(self)[name]!r}")
-        if self.speculate != "auto":
-            if isinstance(self.speculate, str):
-                raise ConfigError(
-                    f"speculate: must be 0 to {MAX_DEPTH}, or auto, got {self.speculate!r}"
-                )
-            _check_range("speculate", self.speculate, 0, MAX_DEPTH)
+        self._check_speculate()
+        self._check_ranks()
         _check_range("run_ahead", self.run_ahead, 0, MAX_RUN_AHEAD)
         _check_range("chunk", self.chunk, MAX_VERIFY_WIDTH + 1, 1 << 16)
         _check_range("max_batch", self.max_batch, 1, 1 << 12)
         _check_range("prefill_batch", self.prefill_batch, 1, self.max_batch)
         _check_range("threads", self.threads, 1, 1 << 10)
-        _check_range("tp", self.tp, 1, MAX_RANKS)
-        if self.tp == 1 and (self.ep or self.check_ranks):
-            option = "ep" if self.ep else "check_ranks"
-            raise ConfigError(f"{option}: is for several ranks; give tp as well")
         _check_range("cache_bytes", self.cache_bytes, 1, 1 << 50)
         _check_range("max_grammars", self.max_grammars, 1, 256)
         if not 0 < self.grammar_seconds <= 3600:
@@ -146,6 +138,21 @@ class EngineConfig:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
+
+    def _check_speculate(self) -> None:
+        if self.speculate == "auto":
+            return
+        if isinstance(self.speculate, str):
+            raise ConfigError(
+                f"speculate: must be 0 to {MAX_DEPTH}, or auto, got {self.speculate!r}"
+            )
+        _check_range("speculate", self.speculate, 0, MAX_DEPTH)
+
+    def _check_ranks(self) -> None:
+        _check_range("tp", self.tp, 1, MAX_RANKS)
+        if self.tp == 1 and (self.ep or self.check_ranks):
+            option = "ep" if self.ep else "check_ranks"
+            raise ConfigError(f"{option}: is for several ranks; give tp as well")
 
     def ladder(self) -> ShapeLadder:
         """The rectangles that this engine runs: chunk widths up to `chunk`, which is the widest."""

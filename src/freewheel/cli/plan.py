@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from freewheel.cli import options as o
+from freewheel.cli.later import Later
 from freewheel.cli.terminal import answers, write_json
-from freewheel.engine import GpuPlan, plan_gpus
+
+if TYPE_CHECKING:
+    from freewheel import engine
+    from freewheel.engine import GpuPlan
+else:
+    engine = Later("freewheel.engine")
 
 
 def plan(
@@ -18,7 +24,7 @@ def plan(
     gpus: Annotated[int, typer.Option(help="Cards that share every layer.")] = 1,
     batch: Annotated[str, typer.Option(help="Requests decoded together; a line each.")] = "1,8,32",
     context: Annotated[int, typer.Option(help="Tokens behind each request.")] = 8192,
-    speculate: o.Speculate = 3,
+    speculate: Annotated[int, typer.Option(help="Drafts of every round.")] = 3,
     ep: o.Ep = False,
     card_gb: Annotated[float, typer.Option(help="Memory of a card, in 10^9 bytes.")] = 141.0,
     json: o.Json = False,
@@ -28,7 +34,7 @@ def plan(
     By calculation, from config.json alone: a floor of bytes and operations on an H200, not a
     forecast. What ranks exchange is assumed, and given apart.
     """
-    found = plan_gpus(
+    found = engine.plan_gpus(
         model,
         gpus,
         batches=o.numbers("batch", batch),

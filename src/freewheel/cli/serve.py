@@ -21,17 +21,16 @@ LIBRARIES = frozenset(
 KEY_FILE_BYTES = 1 << 16
 
 
+KeyFile = Annotated[Path | None, typer.Option(help="Keys, one a line; or set FREEWHEEL_API_KEY.")]
+
+
 def serve(
     model: Annotated[str, typer.Argument(help="A folder, or a shipped model.")] = "demo",
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
     served_name: Annotated[str | None, typer.Option(help="The model's name for clients.")] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="Keys, one a line; or set FREEWHEEL_API_KEY.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Let other machines in without a key.")
-    ] = False,
+    api_key_file: KeyFile = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Let others in, no key.")] = False,
     max_batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 16,
     cache_bytes: Annotated[int, typer.Option(help="Budget of the paged cache.")] = 1 << 30,
     queue_tokens: Annotated[int, typer.Option(help="Prompt tokens that may wait.")] = 1 << 17,

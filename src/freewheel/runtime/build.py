@@ -86,11 +86,7 @@ def build(
     """
     decisions = Decisions()
     folder = find_folder(config)
-    if tokenizer_size > folder.spec.vocab_size:
-        raise CheckpointError(
-            f"tokenizer.json: knows ids up to {tokenizer_size - 1}, but the model has "
-            f"{folder.spec.vocab_size} tokens; the folder mixes two models"
-        )
+    _check_tokenizer(tokenizer_size, folder.spec)
     drafter = resolve_drafter(config, folder, decisions)
     device = open_device(resolve_device(config, decisions))
     graph = resolve_graph(config, device, decisions)
@@ -122,17 +118,17 @@ def build(
         peers=peers,
         check_ranks=config.check_ranks,
     )
-    return Built(
-        folder.spec,
-        ladder,
-        groups,
-        sizes,
-        executor,
-        decisions,
-        loaded.report.notes,
-        Resolved(device, graph, dtype, drafter),
-        config.max_grammars,
-    )
+    resolved, notes = Resolved(device, graph, dtype, drafter), loaded.report.notes
+    parts = (ladder, groups, sizes, executor, decisions, notes, resolved)
+    return Built(folder.spec, *parts, config.max_grammars)
+
+
+def _check_tokenizer(size: int, spec: ModelSpec) -> None:
+    if size > spec.vocab_size:
+        raise CheckpointError(
+            f"tokenizer.json: knows ids up to {size - 1}, but the model has {spec.vocab_size} "
+            "tokens; the folder mixes two models"
+        )
 
 
 def find_folder(config: EngineConfig) -> ModelFolder:
