@@ -50,7 +50,12 @@ class ScriptedLink(Link):
         return
 
     def open(
-        self, prompt: list[int], params: SamplingParams, events: Events, cache_salt: str = ""
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        events: Events,
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> Ticket:
         ticket = Ticket(f"{len(self.asked)}", prompt, params, events, opened=time.perf_counter())
         self.asked.append((prompt, params))
