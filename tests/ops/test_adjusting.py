@@ -88,3 +88,14 @@ def test_scores_are_log_probabilities_with_the_lowest_of_equals_first() -> None:
             assert words[b, n, 1:21].tolist() == order
             values = words[b, n, 21:].contiguous().view(torch.float32).double()
             torch.testing.assert_close(values, logged[b, n, order], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_draft_asked_for_behind_the_rows_end_changes_no_other_query(body, seed: int) -> None:
+    args = list(adjust_case(seed, choices=3, dtype=torch.float64))
+    args[4].fill_(15)
+    want = body(*args)
+    args[1] = args[1].clone()
+    args[1][:, 2] = args[3].shape[1]
+    torch.testing.assert_close(body(*args)[:, :2], want[:, :2], rtol=0, atol=0)

@@ -153,7 +153,8 @@ def banned_tokens(
     choices = positions.shape[1]
     back = torch.arange(length - 1, 0, -1, device=text.device)
     place = positions[:, :, None] + 1 - back  # int64 [B, C, L - 1]
-    seen = text[:, None].expand(-1, choices, -1).gather(2, place.clamp(min=0))
+    inside = place.clamp(0, text.shape[1] - 1)  # a draft may be asked for behind the row's end
+    seen = text[:, None].expand(-1, choices, -1).gather(2, inside)
     seen = torch.where(place >= prompt_lens[:, None, None], seen, -2)
     before = bad_words[:, None, :, :-1]  # int32 [B, 1, S, L - 1]
     match = ((before < 0) | (before == seen[:, :, None, :])).all(3)  # bool [B, C, S]

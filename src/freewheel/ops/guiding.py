@@ -71,7 +71,7 @@ def guide(
     back = torch.arange(steps, device=logits.device, dtype=torch.int32)
     behind = place - back  # int32 [B, C, steps]
     text = tokens[at][:, None].expand(-1, positions.shape[1], -1)
-    seen = text.gather(2, behind.clamp(min=0).long())
+    seen = text.gather(2, behind.clamp(0, text.shape[2] - 1).long())
     begun = (seen == grammars[at, 3][:, None, None]) & (behind >= first[..., None])
     state = grammar_states[at][:, None]  # int32 [B, 1]
     guided = (state == GUIDED) | ((state == WAITING) & begun.any(2))  # bool [B, C]

@@ -81,7 +81,7 @@ def _count(
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + b).to(tl.int64)
-    end = tl.load(positions + b * C) + 1
+    end = tl.minimum(tl.load(positions + b * C) + 1, T)
     at = tl.program_id(1) * BLOCK
     if (tl.load(uses + row) & 1 != 0) & (at < end):
         place = at + tl.arange(0, BLOCK)
@@ -113,7 +113,7 @@ def _change(
         behind = tl.load(prompt_lens + row)
         for ahead in range(1, CHOICES):
             place = first + ahead
-            if place <= last:
+            if (place <= last) & (place < T):
                 same = lane == tl.load(tokens + row * T + place)
                 there = there | same
                 count += (same & (place >= behind)).to(tl.int32)
@@ -155,7 +155,7 @@ def _change_listed(
         for back in range(1, LENGTH):
             want = tl.load(own + LENGTH - 1 - back, mask=inside, other=-1)
             place = position + 1 - back
-            within = (place >= behind) & (place >= 0)
+            within = (place >= behind) & (place >= 0) & (place < T)
             seen = tl.load(tokens + row * T + place, mask=within, other=-2)
             match = match & ((want < 0) | (want == seen))
         last = tl.load(own + LENGTH - 1, mask=inside, other=-1)

@@ -57,7 +57,8 @@ def _states(
     if tl.load(uses + row) & 16 != 0:
         first = tl.maximum(tl.load(computed_lens + row), tl.load(prompt_lens + row))
         state = _walk(
-            tl.load(grammar_states + row), tokens + row * T, first, tl.load(positions + query),
+            tl.load(grammar_states + row), tokens + row * T, first,
+            tl.minimum(tl.load(positions + query), T - 1),
             grammars + row * 5, tables, V,
         )  # fmt: skip
         tl.store(out + query, state)

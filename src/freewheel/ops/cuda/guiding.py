@@ -51,7 +51,7 @@ def _guide(
     if used & (state == -1):
         first = tl.maximum(tl.load(computed_lens + row), tl.load(prompt_lens + row))
         trigger = tl.load(own + 3)
-        for place in range(tl.maximum(first, position - steps + 1), position + 1):
+        for place in range(tl.maximum(first, position - steps + 1), tl.minimum(position + 1, T)):
             guided = guided | (tl.load(tokens + row * T + place) == trigger)
     there = tl.load(mask_lens + row) == position + 1
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
