@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def test_a_draft_layer_stored_twice_is_named(tmp_path: Path) -> None:
 
 def test_module_names_are_those_of_transformers() -> None:
     make_config, make_model = CLASSES["deepseek_v4"]
-    theirs = set(make_model(make_config(**T4)).state_dict())
+    theirs = set(make_model(make_config(**deepcopy(T4))).state_dict())
     ours = {module_name(n) for n in stream_shapes(T4) if not n.startswith("mtp.")}
     assert {n for n in ours if ".mlp.experts." not in n} == {
         n for n in theirs if ".mlp.experts." not in n

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -206,3 +207,9 @@ def test_the_fixture_is_read_by_its_shards_too(tmp_path: Path) -> None:
     parts = load_folder(open_folder(write_t4(tmp_path / "three", shards=3)), torch.float32)
     one, two = (Paged(m, page_size=8).logits(TOKENS, [60]) for m in (whole, parts))
     assert torch.equal(one, two)
+
+
+def test_an_oracle_leaves_its_configuration_as_it_was() -> None:
+    config, before = deepcopy(T4), deepcopy(T4)
+    Oracle(config, seed=0)
+    assert config == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ class Oracle:
 
     def __init__(self, config: Config, seed: int) -> None:
         make_config, make_model = CLASSES[config["model_type"]]
-        self.model = make_model(make_config(**config)).eval()
+        own = deepcopy(config)  # transformers writes into the settings that it is given
+        self.model = make_model(make_config(**own)).eval()
         state = self.model.state_dict()
         for name, tensor in state.items():
             if name.endswith("tid2eid"):
