@@ -75,7 +75,7 @@ class Journal:
     @property
     def live(self) -> bool:
         """A request is under way."""
-        return any(entry.live for entry in self.entries.values())
+        return any(entry.live for entry in reversed(self.entries.values()))  # late ones mostly are
 
     def submitted(self, order: m.Submit) -> None:
         """An order was sent."""
@@ -88,7 +88,8 @@ class Journal:
 
     def refused(self, request_id: str) -> None:
         """It changed nothing in the engine."""
-        self.entries.pop(request_id, None)
+        entry = self.entries.pop(request_id, None)
+        self._tokens -= 0 if entry is None else entry.size
 
     def heard(self, report: m.Progress) -> None:
         """The engine's latest report."""

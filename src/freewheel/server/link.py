@@ -63,7 +63,7 @@ class Link:
         self.on_end: Callable[[Ticket, FinishReason], None] = lambda *_: None
         self.heard = time.monotonic()
         self._ids = itertools.count()
-        self._journal = Journal()
+        self._journal: Journal | None = None
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -116,7 +116,8 @@ class Link:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         given = (replace(params, seed=seed), cache_salt, priority, TENANT.get())
         order = m.Submit(ticket.id, prompt, *given)
-        self._journal.submitted(order)
+        if self._journal is not None:
+            self._journal.submitted(order)
         self._send(order)
         return ticket
 
@@ -168,7 +169,8 @@ class Link:
         self._socket.set_hwm(0)
         self._socket.bind(address)
         self.heard = time.monotonic()
-        self._journal = Journal()
+        # What nobody will read is not kept: it would hold every token of a busy day.
+        self._journal = None if self.settings.dump_dir is None else Journal()
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "freewheel.server.worker", address),
             stdin=asyncio.subprocess.PIPE,
@@ -209,7 +211,8 @@ class Link:
     def _hear(self, report: m.Report) -> None:
         if isinstance(report, m.Progress):
             self.load = report.load
-            self._journal.heard(report)
+            if self._journal is not None:
+                self._journal.heard(report)
             for times in report.rounds:
                 self.on_round(times)
             now = time.perf_counter()
@@ -237,18 +240,19 @@ class Link:
             self.on_end(ticket, FinishReason(step.finish))
 
     def _refuse(self, report: m.Refused) -> None:
-        self._journal.refused(report.id)
+        if self._journal is not None:
+            self._journal.refused(report.id)
         ticket = self.ledger.live.pop(report.id, None)
         if ticket is not None:
             ticket.fail(ApiError(400, report.message, param=report.field))
 
     def _keep_for_replay(self, why: str) -> None:
         """Write down what the engine was doing, if it was and if there is a folder for it."""
-        folder = self.settings.dump_dir
-        if folder is None or not self._journal.live:
+        folder, journal = self.settings.dump_dir, self._journal
+        if folder is None or journal is None or not journal.live:
             return
         device = "" if self.ready is None else self.ready.device
-        dump = self._journal.dump(self.config, device, why)
+        dump = journal.dump(self.config, device, why)
         try:
             path = write_dump(dump, folder)
         except OSError as error:
