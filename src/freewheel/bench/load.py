@@ -39,6 +39,8 @@ class Load:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"url: must begin with http:// or https://, got {self.url!r}")
+        if self.api_key is not None and not self.api_key.isascii():
+            raise ConfigError("api_key: must be ASCII text")
         for name, value in (("request_rate", self.rate), ("burstiness", self.burstiness)):
             if not value > 0:
                 raise ConfigError(f"{name}: must be above 0, got {value:g}")

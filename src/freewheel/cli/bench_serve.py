@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import math
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from freewheel.cli import options as o
+from freewheel.cli.later import Later
 from freewheel.cli.serve import check_libraries
+
+if TYPE_CHECKING:
+    from freewheel.cli import load_report
+else:
+    load_report = Later("freewheel.cli.load_report")
 
 LIBRARIES = frozenset({"httpx", "prometheus_client"})
 
@@ -67,11 +72,10 @@ def serve(
 ) -> None:
     """Send requests to a running server. `HELP` says what is measured."""
     check_libraries(LIBRARIES, "bench serve", "server")
-    send_load = vars(import_module("freewheel.cli.load_report"))["send_load"]
     load = {"url": url.rstrip("/"), "rate": request_rate, "burstiness": burstiness}
     load |= {"concurrency": max_concurrency, "warm_ups": num_warmups, "seed": seed}
     fields = {"temperature": temperature} | ({"ignore_eos": True} if ignore_eos else {})
-    answered = send_load(
+    answered = load_report.send_load(
         load,
         {"model": model, "endpoint": endpoint, "fields": fields},
         {"file": prompt_file, "count": num_prompts, "tokens": prompt_tokens}

@@ -12,6 +12,7 @@ from freewheel.bench.client import PATHS, Asking
 from freewheel.bench.load import Load, LoadRun, run_load, served_model
 from freewheel.bench.prompts import Prompt, random_prompts, read_prompts
 from freewheel.bench.served import details, read_goals, served_summary
+from freewheel.cli.serve import keys_of
 from freewheel.cli.terminal import answers, counting, write_json
 from freewheel.config import environment_api_key
 from freewheel.errors import ConfigError, RequestError
@@ -37,7 +38,9 @@ def send_load(
     if asking["endpoint"] == "chat" and prompts["file"] is None:
         raise RequestError("endpoint", "chat takes text: give --prompt-file")
     goals = read_goals(goodput)
-    wanted = Load(**load, api_key=_key(key_file))
+    wanted = Load(
+        **load, api_key=environment_api_key() if key_file is None else keys_of(key_file)[0]
+    )
     chosen = choose_prompts(**prompts)
     if not asking["model"]:
         asking = asking | {"model": asyncio.run(served_model(wanted))}
@@ -65,15 +68,6 @@ def choose_prompts(
     if tokens is not None:
         raise RequestError("prompt_tokens", "has no meaning with --prompt-file; give one of them")
     return read_prompts(file, count, max_tokens)
-
-
-def _key(file: Path | None) -> str | None:
-    if file is None:
-        return environment_api_key()
-    try:
-        return file.read_text("ascii").split("\n", 1)[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"api_key_file: {error}") from error
 
 
 def _run(load: Load, asking: Asking, prompts: list[Prompt]) -> LoadRun:

@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from freewheel.cli import options as o
+from freewheel.cli.later import Later
 from freewheel.cli.serve import check_libraries
 from freewheel.cli.terminal import answers, messages, open_llm, write_json
+
+if TYPE_CHECKING:
+    from freewheel.server import journal
+    from freewheel.server import replay as replaying
+else:
+    journal, replaying = Later("freewheel.server.journal"), Later("freewheel.server.replay")
 
 LIBRARIES = frozenset({"msgspec", "zmq"})
 DIFFERS = 1
@@ -35,7 +41,7 @@ def replay(
     Exit code 1 if tokens differ from the dump's, as they may between devices and dtypes.
     """
     check_libraries(LIBRARIES, "replay", "server")
-    read = vars(import_module("freewheel.server.journal"))["read_dump"](dump)
+    read = journal.read_dump(dump)
     overrides = {"device": device, "graph": graph, "guard": guard}
     overrides |= {"model": model} if model else {}
     overrides |= {"dtype": dtype} if dtype else {}
@@ -46,8 +52,7 @@ def replay(
     )
     if not read.whole:
         messages.print("requests that had ended are missing: turns may fall out otherwise")
-    run = vars(import_module("freewheel.server.replay"))["replay"]
-    found = run(read, overrides, open_llm, to_end=to_end)
+    found = replaying.replay(read, overrides, open_llm, to_end=to_end)
     if json:
         write_json(asdict(found))
     else:

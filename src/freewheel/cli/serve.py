@@ -6,13 +6,20 @@ from __future__ import annotations
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from freewheel.cli import options as o
+from freewheel.cli.later import Later
 from freewheel.config import EngineConfig, environment_api_key
 from freewheel.errors import ConfigError, FreewheelError
+
+if TYPE_CHECKING:
+    from freewheel.server import run as running
+    from freewheel.server import settings
+else:
+    running, settings = Later("freewheel.server.run"), Later("freewheel.server.settings")
 
 LIBRARIES = frozenset(
     {"fastapi", "httptools", "msgspec", "prometheus_client", "pydantic", "starlette"}
@@ -76,12 +83,12 @@ def serve(
     check_libraries(LIBRARIES, "serve", "server")
     if otlp_endpoint is not None:
         check_libraries(frozenset({"opentelemetry.sdk"}), "--otlp-endpoint", "otel")
-    settings_class = vars(import_module("freewheel.server.settings"))["ServerSettings"]
-    server = {one.name: given[one.name] for one in fields(settings_class) if one.name in given}
-    settings = settings_class(
+    kept = {one.name for one in fields(settings.ServerSettings)}
+    server = {name: value for name, value in given.items() if name in kept}
+    wanted = settings.ServerSettings(
         **server, model_name=served_name or Path(model).name, api_keys=read_keys(api_key_file)
     )
-    vars(import_module("freewheel.server.run"))["serve"](config, settings)
+    running.serve(config, wanted)
 
 
 def check_libraries(names: frozenset[str], command: str, extra: str) -> None:
@@ -97,16 +104,19 @@ def check_libraries(names: frozenset[str], command: str, extra: str) -> None:
 
 
 def read_keys(path: Path | None) -> tuple[str, ...]:
-    """The keys of a file and of the environment. Raises ConfigError for a file without any."""
-    keys = [key] if (key := environment_api_key()) is not None else []
-    if path is not None:
-        try:
-            with path.open(encoding="utf-8") as file:
-                lines = [line.strip() for line in file.read(KEY_FILE_BYTES).splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"api_key_file: {path} cannot be read: {error}") from error
-        found = [line for line in lines if line and not line.startswith("#")]
-        if not found:
-            raise ConfigError(f"api_key_file: {path} holds no key")
-        keys += found
-    return tuple(keys)
+    """The keys of the environment and of a file. Raises ConfigError for a file without any."""
+    own = environment_api_key()
+    return (*(() if own is None else (own,)), *(() if path is None else keys_of(path)))
+
+
+def keys_of(path: Path) -> list[str]:
+    """The keys of a file, one a line. Raises ConfigError if there is none."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            lines = [line.strip() for line in file.read(KEY_FILE_BYTES).splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"api_key_file: {path} cannot be read: {error}") from error
+    found = [line for line in lines if line and not line.startswith("#")]
+    if not found:
+        raise ConfigError(f"api_key_file: {path} holds no key")
+    return found
