@@ -30,6 +30,17 @@ def rows_of(x: Tensor) -> tuple[Tensor, int]:
 
 
 @triton.jit
+def norm_row(source, weight, target, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Normalise one row and scale it by the weight."""
+    lane = tl.arange(0, BLOCK)
+    inside = lane < WIDTH
+    value = tl.load(source + lane, mask=inside, other=0).to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
+    gain = tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
+    tl.store(target + lane, (value * scale * gain).to(target.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _norm_latents(
     cache, query, query_weight, out, compressed, latent_weight, positions, table, slots, eps,
     query_stride, latent_stride,
@@ -46,13 +57,9 @@ def _norm_latents(
             RANK, SPAN, INTERLEAVED, BLOCK, HALF,
         )  # fmt: skip
     else:
-        lane = tl.arange(0, BLOCK_Q)
-        inside = lane < WIDTH
-        value = tl.load(query + token * query_stride + lane, mask=inside, other=0).to(tl.float32)
-        scale = 1 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
-        gain = tl.load(query_weight + lane, mask=inside, other=0).to(tl.float32)
-        normed = (value * scale * gain).to(out.dtype.element_ty)
-        tl.store(out + token * WIDTH + lane, normed, mask=inside)
+        norm_row(
+            query + token * query_stride, query_weight, out + token * WIDTH, eps, WIDTH, BLOCK_Q
+        )  # fmt: skip
 
 
 @implement("norm_latents", "cuda")

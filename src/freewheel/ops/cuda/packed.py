@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freewheel.ops.cuda.cache import turn
 from freewheel.ops.cuda.chain import CHAINED, follow
-from freewheel.ops.cuda.latents import rows_of
+from freewheel.ops.cuda.latents import norm_row, rows_of
 from freewheel.ops.cuda.packing import codes_of, largest_of, tile_scale, views
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -69,13 +69,9 @@ def _norm_latents(
             RANK, SPAN, INTERLEAVED, TILE, TILES, HALF, BYTES,
         )  # fmt: skip
     else:
-        lane = tl.arange(0, BLOCK_Q)
-        inside = lane < WIDTH
-        value = tl.load(query + token * query_stride + lane, mask=inside, other=0).to(tl.float32)
-        scale = 1 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
-        gain = tl.load(query_weight + lane, mask=inside, other=0).to(tl.float32)
-        normed = (value * scale * gain).to(out.dtype.element_ty)
-        tl.store(out + token * WIDTH + lane, normed, mask=inside)
+        norm_row(
+            query + token * query_stride, query_weight, out + token * WIDTH, eps, WIDTH, BLOCK_Q
+        )  # fmt: skip
 
 
 @implement("fp8_norm_latents", "cuda")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from freewheel.ops.cuda.packed_attention import in_registers
 from freewheel.ops.cuda.packing import power_of, views
-from freewheel.ops.cuda.sinks import HEADS, PART, SCRATCH, STAGES, STEP, WARPS, join_parts
+from freewheel.ops.cuda.sinks import HEADS, PART, SCRATCH, STAGES, STEP, WARPS, join_parts, mix_in
 from freewheel.ops.cuda.streaming import widen_fp8
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -90,16 +90,7 @@ def _attend_part(
                 codes, plain, slot.to(tl.int64), seen, page_rows,
                 DIM, SPAN, BYTES, BLOCK, TILE, STEP, ASM,
             )  # fmt: skip
-            score = tl.dot(q, tl.trans(key), input_precision="ieee")  # [HEADS, STEP]
-            score = tl.where(seen[None, :], score * scale, float("-inf"))
-            highest = tl.maximum(high, tl.max(score, 1))
-            shift = tl.where(highest == float("-inf"), 0.0, highest)
-            weight = tl.exp(score - shift[:, None])
-            decay = tl.exp(high - shift)
-            total = total * decay + tl.sum(weight, 1)
-            mixed = mixed * decay[:, None]
-            mixed += tl.dot(weight.to(key.dtype), key, input_precision="ieee")
-            high = highest
+            high, total, mixed = mix_in(q, key, seen, scale, high, total, mixed)
         tl.store(high_out + cell, high, mask=real)
         tl.store(total_out + cell, total, mask=real)
         target = part_out + cell[:, None] * DIM + d[None, :]

@@ -28,6 +28,21 @@ SCRATCH = 1 << 24
 """Floats of unjoined parts held at once; wider rectangles go through in pieces of whole queries."""
 
 
+@triton.jit
+def mix_in(q, key, seen, scale, high, total, mixed):
+    """(highest score, sum of weights, weighted sum) with one more step's keys, [STEP, BLOCK]."""
+    score = tl.dot(q, tl.trans(key), input_precision="ieee")  # [HEADS, STEP]
+    score = tl.where(seen[None, :], score * scale, float("-inf"))
+    highest = tl.maximum(high, tl.max(score, 1))
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    weight = tl.exp(score - shift[:, None])
+    decay = tl.exp(high - shift)
+    total = total * decay + tl.sum(weight, 1)
+    mixed = mixed * decay[:, None]
+    mixed += tl.dot(weight.to(key.dtype), key, input_precision="ieee")
+    return highest, total, mixed
+
+
 @triton.jit(do_not_specialize=["K", "E", "key_parts"])
 def _attend_part(
     query, keys, slots, entries, entry_slots, part_out, high_out, total_out, scale, K, E,
@@ -62,16 +77,7 @@ def _attend_part(
             seen = slot >= 0
             line = cache + slot.to(tl.int64)[:, None] * DIM + d[None, :]
             key = tl.load(line, mask=seen[:, None] & inside, other=0)
-            score = tl.dot(q, tl.trans(key), input_precision="ieee")  # [HEADS, STEP]
-            score = tl.where(seen[None, :], score * scale, float("-inf"))
-            highest = tl.maximum(high, tl.max(score, 1))
-            shift = tl.where(highest == float("-inf"), 0.0, highest)
-            weight = tl.exp(score - shift[:, None])
-            decay = tl.exp(high - shift)
-            total = total * decay + tl.sum(weight, 1)
-            mixed = mixed * decay[:, None]
-            mixed += tl.dot(weight.to(key.dtype), key, input_precision="ieee")
-            high = highest
+            high, total, mixed = mix_in(q, key, seen, scale, high, total, mixed)
         tl.store(high_out + cell, high, mask=real)
         tl.store(total_out + cell, total, mask=real)
         target = part_out + cell[:, None] * DIM + d[None, :]
