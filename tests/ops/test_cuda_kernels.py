@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -31,14 +30,9 @@ from tests.ops.cases import (
 )
 from tests.ops.grammar_cases import grammar_case
 from tests.ops.guide_cases import guide_case, mask_letter
+from tests.ops.kernel_device import DEVICE, HAS_GPU, needs_kernels
 
-pytest.importorskip("triton")
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-pytestmark = pytest.mark.skipif(
-    not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a CUDA device, or TRITON_INTERPRET=1",
-)
+pytestmark = needs_kernels
 
 STORES = ("store_latent", "store_index_key", "norm_latents", "index_queries")
 EXACT = {torch.float32: 2e-5, torch.bfloat16: 2**-6}

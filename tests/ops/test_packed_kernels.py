@@ -6,7 +6,6 @@ TRITON_INTERPRET=1 python -m pytest tests/ops/test_packed_kernels.py
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 from tests.ops.cases import Sizes, draw, draw_pages, draw_slots
+from tests.ops.kernel_device import DEVICE, HAS_GPU, needs_kernels
 from tests.ops.packed_cases import (
     PACKED_CASES,
     RANK,
@@ -27,13 +27,7 @@ from tests.ops.packed_cases import (
     spread,
 )
 
-pytest.importorskip("triton")
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-pytestmark = pytest.mark.skipif(
-    not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a CUDA device, or TRITON_INTERPRET=1",
-)
+pytestmark = needs_kernels
 EXACT = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
 """Of the largest expected value, or of 1 if that is larger."""
 

@@ -6,7 +6,6 @@ On a GPU, or without one: TRITON_INTERPRET=1 python -m pytest tests/ops/test_qua
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,15 +15,10 @@ from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 from tests.ops.cases import Sizes, draw
+from tests.ops.kernel_device import DEVICE, needs_kernels
 from tests.ops.quantised_cases import block_scaled, expert_arguments, shared_blocks
 
-pytest.importorskip("triton")
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-pytestmark = pytest.mark.skipif(
-    not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a CUDA device, or TRITON_INTERPRET=1",
-)
+pytestmark = needs_kernels
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
 """Of the largest expected value, or of 1 if that is larger."""

@@ -6,7 +6,6 @@ TRITON_INTERPRET=1 python -m pytest tests/ops/test_stream_kernels.py
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -15,16 +14,11 @@ from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 from tests.ops.cases import Sizes, draw, draw_pages, generator, ints, rope_angles
+from tests.ops.kernel_device import DEVICE, HAS_GPU, needs_kernels
 from tests.ops.step_cases import HEAVY_CASES, STEP_CASES, results
 from tests.ops.stream_cases import STREAM_CASES, distinct
 
-pytest.importorskip("triton")
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-pytestmark = pytest.mark.skipif(
-    not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1",
-    reason="needs a CUDA device, or TRITON_INTERPRET=1",
-)
+pytestmark = needs_kernels
 
 STORES = ("store_key", "store_raw", "compress")
 MATRIX_OPS = ("sink_attention", "window_attention", "clamped_experts", "project_raw")
