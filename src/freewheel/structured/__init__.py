@@ -3,9 +3,9 @@
 
 Compiling runs in a process of its own, with limits of time and memory: no request can hold up or
 break the engine. What no table of bounded size can hold is followed by another such process, token
-by token, and its masks travel with the letters of rounds. `compiler` and `guides` talk to them and
-need the standard library alone; `worker`, `guide_worker` and what they import need numpy,
-outlines_core and llguidance (the extra `structured`).
+by token, and its masks travel with the letters of rounds. `compiler` and `guides` talk to them and,
+like `serving`, need the standard library alone; `worker`, `guide_worker` and what they import need
+numpy, outlines_core and llguidance (the extra `structured`).
 """
 
 from __future__ import annotations

@@ -8,24 +8,16 @@ each question; each gets a line back, and a mask's bytes behind it.
 from __future__ import annotations
 
 import json
-import resource
-import sys
 from typing import Any
+
+from freewheel.structured.serving import give_up, serve
 
 try:
     from freewheel.structured.following import mask_of, matcher_of, tokenizer_of
 except ModuleNotFoundError as missing:
-    sys.stdin.buffer.readline()
-    cure = "pip install 'freewheel[structured]'"
-    reason = f"it needs {missing.name}; install Freewheel with its structured extra: {cure}"
-    sys.stdout.write(json.dumps({"error": reason}) + "\n")
-    sys.exit(1)
+    give_up(missing)
 
 from freewheel.structured.schema import Refusal
-from freewheel.structured.vocabulary import read_vocabulary
-
-MEMORY = 4 << 30
-"""Bytes of address space that the process may take."""
 
 
 class Follower:
@@ -36,8 +28,9 @@ class Follower:
         self._tokenizer = tokenizer_of(vocabulary)
         self._open: dict[int, tuple[Any, list[int]]] = {}
 
-    def answer(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    def answer(self, line: bytes) -> tuple[dict[str, Any], bytes]:
         """The reply to one question, and the mask."""
+        question = json.loads(line)
         number = int(question["id"])
         if question.get("closed"):
             self._open.pop(number, None)
@@ -56,17 +49,5 @@ class Follower:
         return {"id": number, "turn": question["turn"], "bytes": len(mask)}, mask
 
 
-def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-    follower = Follower(read_vocabulary(stdin))
-    stdout.write(b"{}\n")
-    stdout.flush()
-    for line in stdin:
-        said, mask = follower.answer(json.loads(line))
-        stdout.write(json.dumps(said).encode() + b"\n" + mask)
-        stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve(lambda vocabulary: Follower(vocabulary).answer)

@@ -9,9 +9,10 @@ made becomes a grammar that the host follows, if llguidance can.
 from __future__ import annotations
 
 import json
-import resource
-import sys
+from functools import partial
 from typing import Any
+
+from freewheel.structured.serving import give_up, serve
 
 try:
     import numpy  # noqa: F401
@@ -22,19 +23,11 @@ try:
 
     from freewheel.structured.following import mask_of, matcher_of, source_of, tokenizer_of
 except ModuleNotFoundError as missing:
-    sys.stdin.buffer.readline()
-    cure = "pip install 'freewheel[structured]'"
-    reason = f"it needs {missing.name}; install Freewheel with its structured extra: {cure}"
-    sys.stdout.write(json.dumps({"error": reason}) + "\n")
-    sys.exit(1)
+    give_up(missing)
 
 from freewheel.spec import Form, Grammar, HostGrammar
 from freewheel.structured.schema import Refusal, read_schema
 from freewheel.structured.tables import ByteAutomaton, byte_automaton, token_grammar
-from freewheel.structured.vocabulary import read_vocabulary
-
-MEMORY = 4 << 30
-"""Bytes of address space that the process may take."""
 
 MAX_SOURCE = 1 << 18
 """Characters of a wish."""
@@ -149,17 +142,5 @@ def answer(line: bytes, vocabulary: list[bytes | None]) -> tuple[dict[str, Any],
     return said | {"start": form.start, "bytes": len(form.table)}, form.table
 
 
-def main() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
-    vocabulary = read_vocabulary(stdin)
-    stdout.write(b"{}\n")
-    stdout.flush()
-    for line in stdin:
-        said, table = answer(line, vocabulary)
-        stdout.write(json.dumps(said).encode() + b"\n" + table)
-        stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve(lambda vocabulary: partial(answer, vocabulary=vocabulary))
