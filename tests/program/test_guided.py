@@ -13,10 +13,9 @@ import pytest
 
 from freewheel import LLM, FinishReason, SamplingParams
 from freewheel.errors import RequestError
-from freewheel.host import Request
 from freewheel.spec import StepPlan
 from freewheel.structured import GuideDesk
-from tests.program.whitebox import engine, prompts
+from tests.program.whitebox import engine, prompts, watch_requests
 
 jsonschema = pytest.importorskip("jsonschema")
 pytest.importorskip("llguidance")
@@ -251,9 +250,7 @@ def test_guided_requests_survive_preemption(folders: dict[str, Path], run_ahead:
         folders["t32"], speculate=3, max_batch=4, context_len=64, cache_bytes=32 * page_bytes,
         run_ahead=run_ahead,
     )  # fmt: skip
-    seen: list[Request] = []
-    add = llm._session.add
-    llm._session.add = lambda r, t: seen.append(r) or add(r, t)  # type: ignore
+    seen = watch_requests(llm)
     assert [output.token_ids for output in llm.generate(requests, params)] == want
     assert sum(request.stats.preemptions for request in seen) > 0
 

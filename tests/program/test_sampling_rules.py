@@ -16,7 +16,7 @@ from freewheel.models.deepseek_v32 import DeepseekV32
 from freewheel.spec import ShapeLadder, StepShape
 from freewheel.spec.shape import ECHOES
 from tests.fixtures.closed_form import PEN_X, PEN_Y, PERM_VOCAB, perm_run
-from tests.program.whitebox import ScriptedDrafts, answers, engine, prompts
+from tests.program.whitebox import ScriptedDrafts, answers, engine, prompts, watch_requests
 
 DEPTHS = (0, 1, 3)
 LETTERS = {PEN_X: "X", PEN_Y: "Y"}
@@ -141,9 +141,7 @@ def test_penalties_survive_preemption_and_leave_nothing_in_a_reused_row(
     llm = engine(
         folders["t32"], speculate=3, max_batch=3, context_len=64, cache_bytes=30 * page_bytes
     )
-    requests_seen: list[Any] = []
-    add = llm._session.add
-    llm._session.add = lambda r, t: requests_seen.append(r) or add(r, t)  # type: ignore
+    requests_seen = watch_requests(llm)
     have = llm.generate(requests, params)
     assert sum(request.stats.preemptions for request in requests_seen) > 0
     for one, other in zip(want, have, strict=True):

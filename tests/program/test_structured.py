@@ -14,10 +14,9 @@ import pytest
 from freewheel import LLM, FinishReason, SamplingParams
 from freewheel.audit import audit
 from freewheel.errors import RequestError
-from freewheel.host import Request
 from freewheel.spec import Grammar, StepPlan
 from tests.program.schemas import schemas
-from tests.program.whitebox import ScriptedDrafts, engine, prompts
+from tests.program.whitebox import ScriptedDrafts, engine, prompts, watch_requests
 
 jsonschema = pytest.importorskip("jsonschema")
 worker = pytest.importorskip("freewheel.structured.worker")
@@ -209,9 +208,7 @@ def test_a_row_s_state_is_that_of_its_computed_tokens(folders: dict[str, Path], 
     drafts = ScriptedDrafts(llm)
     drafts.script, drafts.right = [*prompt, *want.token_ids, *[0] * 8], right
     launch, seen = llm.executor.launch, 0
-    requests: list[Request] = []
-    add = llm._session.add
-    llm._session.add = lambda r, t: requests.append(r) or add(r, t)  # type: ignore
+    requests = watch_requests(llm)
 
     def watch(plan: StepPlan) -> None:
         nonlocal seen
@@ -305,9 +302,7 @@ def test_structured_requests_survive_preemption(folders: dict[str, Path], run_ah
         folders["t32"], speculate=3, max_batch=4, context_len=64, cache_bytes=32 * page_bytes,
         run_ahead=run_ahead,
     )  # fmt: skip
-    seen: list[Request] = []
-    add = llm._session.add
-    llm._session.add = lambda r, t: seen.append(r) or add(r, t)  # type: ignore
+    seen = watch_requests(llm)
     assert [output.text for output in llm.generate(requests, params)] == want
     assert sum(request.stats.preemptions for request in seen) > 0
 

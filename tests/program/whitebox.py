@@ -40,6 +40,14 @@ def answers(llm: LLM, requests: list[list[int]], params: Any = GREEDY) -> list[t
     return [output.token_ids for output in llm.generate(requests, params)]
 
 
+def watch_requests(llm: LLM) -> list[Request]:
+    """Those that are asked for from now on, as they are asked for."""
+    seen: list[Request] = []
+    add = llm._session.add
+    llm._session.add = lambda r, t: seen.append(r) or add(r, t)  # type: ignore[method-assign]
+    return seen
+
+
 class PoisonedEngine:
     """Before every round, everything that no live row has computed turns into NaN.
 
