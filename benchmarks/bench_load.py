@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from freewheel.models import load_folder, open_dummy, open_folder
-from freewheel.models.staging import BUFFER_BYTES, READ_THREADS, PinnedSlot, StagedReader
+from freewheel.models.staging import BUFFER_BYTES, READ_THREADS, gpu_reader
 
 CONFIG = Path(__file__).parent / "configs" / "v32_tp8shard.json"
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
@@ -155,13 +155,9 @@ def copy_rate(size: int = 8 << 30) -> float:
 
 def staged_rate(folder: Path, threads: int, buffer: int) -> float:
     """Bytes a second through the loader's buffers, every tensor to the same place."""
-
-    def new_slot() -> PinnedSlot:
-        return PinnedSlot(torch.empty(buffer, dtype=torch.uint8, pin_memory=True))
-
     tensors = open_folder(folder).tensors.values()
     place = torch.empty(max(t.size for t in tensors), dtype=torch.uint8, device="cuda")
-    reader = StagedReader(new_slot, 2 * threads, threads)
+    reader = gpu_reader(place.numel(), buffer, threads)
     begin = time.perf_counter()
     for stored in tensors:
         reader.begin(stored, place[: stored.size])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """From weight files to a GPU, by way of page-locked buffers: threads read while the GPU copies.
 
-A tensor is cut into chunks. Each chunk takes a free buffer and a thread, which reads the file and
-starts the copy; the buffer is free again when the GPU has taken what is in it. Whoever asks for
-tensors does not wait for the ones before, so that reading never pauses between two of them.
+A tensor is cut into pieces. Whichever reading thread is free takes the next piece and a free
+buffer and reads; one more thread starts the copies, and a buffer is free again when the GPU has
+taken what is in it. Whoever asks for tensors does not wait for the ones before, so that reading
+never pauses between two of them.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, Protocol, cast
+from queue import SimpleQueue
+from threading import Condition
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -25,11 +28,12 @@ from freewheel.errors import CheckpointError
 from freewheel.models.header import StoredTensor
 from freewheel.models.reading import MOST_MAPPED, TYPES, seen_for
 
-READ_THREADS = 8
-"""Sixteen read 16 % faster from the page cache alone (docs/lab.md, 2026-11-30)."""
+READ_THREADS = 12
+"""More read faster alone, and slower while one thread more sends (docs/lab.md, 2026-11-30)."""
 
-BUFFERS, BUFFER_BYTES = 2 * READ_THREADS, 8 << 20
-"""Buffers at most; half of them are filled while the others are copied."""
+BUFFERS, BUFFER_BYTES = 2 * READ_THREADS, 4 << 20
+"""Buffers at most; half of them are filled while the others are copied. Small ones stay in the
+processor's cache from the read to the copy."""
 
 _cuda = cast(Any, torch.cuda)
 
@@ -53,47 +57,57 @@ class Slot(Protocol):
 
 @dataclass(frozen=True)
 class PinnedSlot:
-    """Page-locked memory, from which a GPU copies while the host goes on. For one stream."""
+    """Page-locked memory, from which a GPU copies while the host goes on."""
 
     buffer: Tensor  # uint8 [n]
-    stream: Any = field(default_factory=_cuda.current_stream)
-    event: Any = field(default_factory=_cuda.Event)
+    event: Any
 
     def wait(self) -> None:
         self.event.synchronize()
 
     def send(self, count: int, target: Tensor) -> None:
-        with _cuda.stream(self.stream), torch.inference_mode():
-            target.copy_(self.buffer[:count], non_blocking=True)
-            self.event.record()
+        target.copy_(self.buffer[:count], non_blocking=True)
+        self.event.record()
 
 
-def pinned_slot(largest: int) -> PinnedSlot:
-    """A buffer for the current CUDA stream, no larger than the `largest` tensor, in bytes."""
-    return PinnedSlot(_page_locked(max(1, min(largest, BUFFER_BYTES))))
+class Piece(NamedTuple):
+    """Bytes of an open file from `offset` on, and where they go."""
 
-
-def _page_locked(size: int) -> Tensor:
-    """uint8 [size]"""
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    descriptor: int
+    file: Path
+    offset: int
+    target: Tensor  # uint8 [n]
 
 
 class StagedReader:
     """To a device, by way of buffers that take turns (protocol: reading.Reader).
 
-    `new_slot` makes one of them; at most `most` are made, as they are needed. Bytes cross as they
-    are stored and are converted on the device.
+    `new_slot` makes one of them; at most `most` are made, as they are needed. The thread that sends
+    does all of it inside `sending()`. Bytes cross as they are stored and are converted on the
+    device.
     """
 
     def __init__(
-        self, new_slot: Callable[[], Slot], most: int = BUFFERS, threads: int = READ_THREADS
+        self,
+        new_slot: Callable[[], Slot],
+        most: int = BUFFERS,
+        threads: int = READ_THREADS,
+        sending: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self._new_slot, self._most = new_slot, most
+        self._new_slot, self._most, self._count = new_slot, most, threads
         self._slots: list[Slot] = []
-        self._free: SimpleQueue[Slot] = SimpleQueue()
+        self._free: SimpleQueue[Slot | None] = SimpleQueue()
+        self._wanted: SimpleQueue[Piece | None] = SimpleQueue()
+        self._filled: SimpleQueue[tuple[Slot, Piece] | None] = SimpleQueue()
         self._files: OrderedDict[Path, int] = OrderedDict()
-        self._threads = ThreadPoolExecutor(threads)
-        self._begun: list[Future[None]] = []
+        self._begun = self._sent = 0
+        self._closing = False
+        self._changed = Condition()
+        self._threads = ThreadPoolExecutor(threads + 1)
+        self._jobs = [self._threads.submit(self._read_pieces) for _ in range(threads)]
+        self._jobs.append(self._threads.submit(self._send_pieces, sending))
+        for job in self._jobs:
+            job.add_done_callback(self._tell)
 
     def __len__(self) -> int:
         """Files that are open now."""
@@ -110,50 +124,71 @@ class StagedReader:
         target.copy_(seen_for(raw, stored, target.dtype))
 
     def settle(self) -> None:
-        begun, self._begun = self._begun, []
-        for job in begun:
+        with self._changed:
+            self._changed.wait_for(lambda: self._sent == self._begun or self._ended())
+        for job in self._ended():
             job.result()
 
     def close(self) -> None:
-        wait(self._begun)
+        self._closing = True
+        for _ in range(self._count):
+            self._wanted.put(None)
+            self._free.put(None)
+        for job in self._jobs[:-1]:
+            job.exception()
+        self._filled.put(None)
+        self._threads.shutdown()
         for slot in self._slots:
             slot.wait()
-        self._threads.shutdown()
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
+
+    def _ended(self) -> list[Future[None]]:
+        """Threads that stopped, which none does before `close` but by an error."""
+        return [job for job in self._jobs if job.done()]
+
+    def _tell(self, _: Future[None]) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _begin(self, stored: StoredTensor, raw: Tensor) -> None:
         """The tensor's bytes to raw, uint8 [size]."""
         descriptor, done = self._descriptor(stored.file), 0
         while done < stored.size:
-            slot = self._take()
-            part = raw[done : done + slot.buffer.numel()]
-            job = (slot, descriptor, stored.file, stored.start + done, part)
-            self._begun.append(self._threads.submit(self._carry, *job))
-            done += part.numel()
+            target = raw[done : done + self._piece_bytes()]
+            self._begun += 1
+            self._wanted.put(Piece(descriptor, stored.file, stored.start + done, target))
+            done += target.numel()
 
-    def _carry(self, slot: Slot, descriptor: int, file: Path, offset: int, part: Tensor) -> None:
-        """Bytes of the file from `offset` on, to part, uint8 [n]."""
-        try:
-            slot.wait()
-            count = part.numel()
-            view = memoryview((ctypes.c_char * count).from_address(slot.buffer.data_ptr()))
-            if not _read_all(descriptor, view, offset):
-                raise CheckpointError(f"{file}: truncated while it was being read")
-            slot.send(count, part)
-        finally:
-            self._free.put(slot)
-
-    def _take(self) -> Slot:
-        """A buffer that no thread fills."""
-        try:
-            return self._free.get_nowait()
-        except Empty:
-            if len(self._slots) == self._most:
-                return self._free.get()
+    def _piece_bytes(self) -> int:
+        """What a buffer holds. Makes one if all may be taken."""
+        if self._begun - self._sent >= len(self._slots) < self._most:
             self._slots.append(self._new_slot())
-            return self._slots[-1]
+            self._free.put(self._slots[-1])
+        return self._slots[0].buffer.numel()
+
+    def _read_pieces(self) -> None:
+        while (piece := self._wanted.get()) and (slot := self._free.get()):
+            if self._closing:
+                return
+            slot.wait()
+            count = piece.target.numel()
+            view = memoryview((ctypes.c_char * count).from_address(slot.buffer.data_ptr()))
+            if not _read_all(piece.descriptor, view, piece.offset):
+                raise CheckpointError(f"{piece.file}: truncated while it was being read")
+            self._filled.put((slot, piece))
+
+    def _send_pieces(self, sending: Callable[[], AbstractContextManager[object]]) -> None:
+        with sending():
+            while filled := self._filled.get():
+                slot, piece = filled
+                slot.send(piece.target.numel(), piece.target)
+                self._free.put(slot)
+                self._sent += 1  # by this thread alone, as `_begun` by the caller's
+                if self._sent == self._begun:
+                    with self._changed:
+                        self._changed.notify_all()
 
     def _descriptor(self, file: Path) -> int:
         if file not in self._files:
@@ -173,3 +208,21 @@ def _read_all(descriptor: int, view: memoryview, offset: int) -> bool:
             return False
         view, offset = view[count:], offset + count
     return True
+
+
+def gpu_reader(
+    largest: int, buffer_bytes: int = BUFFER_BYTES, threads: int = READ_THREADS
+) -> StagedReader:
+    """For targets on the current CUDA device, of `largest` bytes at most, on its current stream."""
+    stream = _cuda.current_stream()
+    size = max(1, min(largest, buffer_bytes))
+
+    def new_slot() -> PinnedSlot:
+        return PinnedSlot(torch.empty(size, dtype=torch.uint8, pin_memory=True), _cuda.Event())
+
+    @contextmanager
+    def sending() -> Iterator[None]:
+        with _cuda.stream(stream), torch.inference_mode():
+            yield
+
+    return StagedReader(new_slot, 2 * threads, threads, sending)

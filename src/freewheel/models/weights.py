@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import TracebackType
 
 import torch
@@ -14,7 +13,7 @@ from freewheel.errors import CheckpointError
 from freewheel.models.header import StoredTensor
 from freewheel.models.reading import MappedReader, Reader, part_of
 from freewheel.models.reading import Mapping as FileMapping
-from freewheel.models.staging import StagedReader, pinned_slot
+from freewheel.models.staging import gpu_reader
 from freewheel.models.storage import (
     BlockStorage,
     PackedStorage,
@@ -60,7 +59,7 @@ class SafetensorsSource:
     def _make_reader(self) -> Reader:
         if self.device.type == "cuda":
             largest = max((stored.size for stored in self._stored.values()), default=1)
-            return StagedReader(partial(pinned_slot, largest))
+            return gpu_reader(largest)
         return MappedReader(self._files)
 
     def __enter__(self) -> SafetensorsSource:
