@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from freewheel import ops
@@ -25,6 +27,12 @@ class Echo:
     def gather(self, x: Tensor) -> Tensor:
         return torch.stack([x] * self.ranks)
 
+    def scatter_sum(self, x: Tensor) -> Tensor:
+        return self.ranks * x[0]
+
+    def exchange(self, x: Tensor) -> Tensor:
+        return torch.stack([x[0]] * self.ranks)
+
 
 @pytest.fixture(autouse=True)
 def three_echoes() -> object:
@@ -34,16 +42,53 @@ def three_echoes() -> object:
 
 
 def test_every_rank_gets_the_same_sum_and_all_parts_in_order() -> None:
-    given = torch.randn(3, 2, 4, dtype=torch.float64)
+    every = torch.randn(3, 2, 4, dtype=torch.float64)
 
     def work(rank: int) -> tuple[Tensor, Tensor]:
-        own = given[rank].clone()
+        own = every[rank].clone()
         ops.all_reduce(own, "tp")
-        return own, ops.all_gather(given[rank], 3, "tp")
+        return own, ops.all_gather(every[rank], 3, "tp")
 
     for total, parts in on_ranks(3, work):
-        assert torch.equal(total, given.sum(0))
-        assert torch.equal(parts, torch.cat(tuple(given), dim=-1))
+        assert torch.equal(total, every.sum(0))
+        assert torch.equal(parts, torch.cat(tuple(every), dim=-1))
+
+
+def test_each_rank_gets_its_part_of_the_sum_and_what_others_have_for_it() -> None:
+    every = torch.randn(3, 3, 4, dtype=torch.float64)  # of rank, for rank
+
+    def work(rank: int) -> tuple[Tensor, Tensor]:
+        return ops.scatter_sum(every[rank], "tp"), ops.all_to_all(every[rank], "tp")
+
+    for rank, (total, parts) in enumerate(on_ranks(3, work)):
+        assert torch.equal(total, every.sum(0)[rank])
+        assert torch.equal(parts, every[:, rank])
+
+
+@given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(0, 999))
+@settings(max_examples=40, deadline=None)
+def test_no_token_is_dropped_on_its_way_to_its_experts(
+    tokens: int, ranks: int, top_k: int, seed: int
+) -> None:
+    """Each rank's experts are e -> x * (e + 1), so the whole is known in advance."""
+    torch.manual_seed(seed)
+    count = 2
+    x = torch.randint(-9, 9, (tokens, 5)).double()
+    ids = torch.randint(0, ranks * count, (tokens, top_k), dtype=torch.int32)
+    if seed % 3 == 0:
+        ids.fill_(0)  # all to one rank
+    weights = torch.randint(1, 5, (tokens, top_k)).double()
+    sent, own, shares, order = ops.dispatch_tokens(x, ids, weights, 0, count, count, ranks)
+    assert sent.shape == (ranks, tokens, 5) and int(own.min()) >= 0 and int(own.max()) < count
+    assert torch.equal(order.sort(dim=1).values, torch.arange(tokens).int().expand(ranks, -1))
+    first = count * torch.arange(ranks)[:, None, None]
+    made = ((own + first + 1) * shares).sum(-1, keepdim=True) * sent
+    expected = ((ids + 1) * weights).sum(-1, keepdim=True) * x
+    assert torch.equal(ops.combine_tokens(made, order), expected)
+    for rank in range(ranks):
+        goes = ((ids // count) == rank).any(-1)
+        live = int(goes.sum())
+        assert torch.equal(sent[rank, :live], x[goes]) and not sent[rank, live:].any()
 
 
 def test_a_vocabulary_in_parts_gives_the_rows_of_the_whole_table() -> None:
@@ -96,6 +141,12 @@ def test_fakes_give_the_shapes_of_the_ops() -> None:
     def made() -> tuple[Tensor, ...]:
         ops.all_reduce(x, "unjoined")
         rows = ops.split_embedding(tokens, weight, 4)
+        parts = (ops.all_to_all(x, "unjoined"), ops.scatter_sum(x, "unjoined"))
+        sent = ops.dispatch_tokens(x[0], tokens.T, x[0, :, :2], 0, 2, 2, 4)
+        whole = ops.combine_tokens(sent[0], sent[3])
+        assert [t.shape for t in (*parts, *sent, whole)] == [
+            *((2, 3, 5), (3, 5), (4, 3, 5), (4, 3, 2), (4, 3, 2), (4, 3), (3, 5)),
+        ]
         return (ops.all_gather(x, 8, "unjoined"), rows, *ops.own_experts(tokens, x[..., 0], 0, 2))
 
     gathered, rows, ids, weights = trace_on_meta(made)

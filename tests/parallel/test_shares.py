@@ -48,6 +48,27 @@ def test_two_ranks_compute_what_one_does(name: str, whole: bool) -> None:
     assert torch.equal(ranks[0][0], ranks[1][0]) and torch.equal(ranks[0][1], ranks[1][1])
 
 
+@pytest.mark.parametrize(
+    ("name", "whole", "ranks"),
+    [
+        ("demo", False, 2),
+        ("demo-v4", False, 4),
+        ("demo", True, 4),
+        ("demo-v4", True, 2),
+    ],
+)
+def test_copies_that_share_their_experts_compute_what_one_model_does(
+    name: str, whole: bool, ranks: int
+) -> None:
+    """Prompts of 100 tokens go by all-to-all where experts are whole; 8 tokens are gathered."""
+    target, draft, _ = logits(name, Mesh())
+    found = on_ranks(ranks, lambda rank: logits(name, Mesh(ranks // 2, rank, whole, dp=2)), dp=2)
+    for own in found:
+        torch.testing.assert_close(own[0], target, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(own[1], draft, rtol=1e-9, atol=1e-9)
+    assert torch.equal(found[0][0], found[ranks // 2 - 1][0])  # the ranks of one copy
+
+
 def test_what_does_not_divide_is_refused_by_name() -> None:
     folder = open_folder(CHECKPOINTS / "demo")
     with pytest.raises(ConfigError, match=r"tp: 3 ranks cannot share the 1024 rows of model.embed"):

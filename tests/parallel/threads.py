@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -18,47 +17,73 @@ T = TypeVar("T")
 
 
 class ThreadGroup:
-    """Every thread of `run` is a rank of it."""
+    """Every thread of `run` is a rank of it, or of one of several groups like it: `groups` lists
+    the ranks of each."""
 
-    def __init__(self, ranks: int) -> None:
-        self._barrier = threading.Barrier(ranks, timeout=30)
-        self._given: list[Tensor | None] = [None] * ranks
+    def __init__(self, groups: Sequence[Sequence[int]]) -> None:
+        self._members = {rank: tuple(group) for group in groups for rank in group}
+        self._barriers = {
+            tuple(group): threading.Barrier(len(group), timeout=30) for group in groups
+        }
+        self._given: dict[int, Tensor] = {}
         self._own = threading.local()
-        self.ranks = ranks
-        self.calls = 0
 
     def sum_into(self, x: Tensor) -> None:
         x.copy_(self.gather(x).sum(0))
 
     def gather(self, x: Tensor) -> Tensor:
+        members = self._members[self._own.rank]
         self._given[self._own.rank] = x.clone()
-        self.calls += 1
-        self._barrier.wait()
-        parts = [part for part in self._given if part is not None]
-        self._barrier.wait()
+        self._barriers[members].wait()
+        parts = [self._given[rank] for rank in members]
+        self._barriers[members].wait()
         return torch.stack(parts)
 
-    def run(self, rank: int, work: Callable[[int], T]) -> T:
+    def scatter_sum(self, x: Tensor) -> Tensor:
+        return self.gather(x).sum(0)[self._index]
+
+    def exchange(self, x: Tensor) -> Tensor:
+        return self.gather(x)[:, self._index].clone()
+
+    @property
+    def _index(self) -> int:
+        return self._members[self._own.rank].index(self._own.rank)
+
+    def enter(self, rank: int) -> None:
+        """This thread is `rank`."""
         self._own.rank = rank
+
+    def leave(self) -> None:
+        """A rank failed: nobody waits for it."""
+        for barrier in self._barriers.values():
+            barrier.abort()
+
+
+def on_ranks(count: int, work: Callable[[int], T], dp: int = 1) -> list[T]:
+    """What `work(rank)` gives on each of `count` ranks, all at once, in `dp` copies."""
+    tp = count // dp
+    groups = {
+        "tp": ThreadGroup([range(n * tp, (n + 1) * tp) for n in range(dp)]),
+        "dp": ThreadGroup([range(n, count, tp) for n in range(tp)]),
+    }
+
+    def run(rank: int) -> T:
+        for group in groups.values():
+            group.enter(rank)
         try:
             with torch.inference_mode():
                 return work(rank)
         except BaseException:
-            self._barrier.abort()
+            for group in groups.values():
+                group.leave()
             raise
 
-
-@contextmanager
-def joined(group: ThreadGroup, name: str = "tp") -> Generator[ThreadGroup]:
-    join_group(name, group)
+    for name, group in groups.items():
+        join_group(name, group)
     try:
-        yield group
+        with ThreadPoolExecutor(count) as pool:
+            jobs = [pool.submit(run, rank) for rank in range(count)]
+            return [job.result() for job in jobs]
     finally:
-        leave_group(name)
-
-
-def on_ranks(count: int, work: Callable[[int], T]) -> list[T]:
-    """What `work(rank)` gives on each of `count` ranks, all at once."""
-    with joined(ThreadGroup(count)) as group, ThreadPoolExecutor(count) as pool:
-        jobs = [pool.submit(group.run, rank, work) for rank in range(count)]
-        return [job.result() for job in jobs]
+        for name in groups:
+            leave_group(name)

@@ -22,6 +22,8 @@ from freewheel.nn.matrix import (
     stack,
 )
 from freewheel.nn.source import WeightSource
+from freewheel.nn.spread import Dealing, SpreadExperts
+from freewheel.spec.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class DealtExperts:
         return self.experts(x, ids, weights)
 
 
-Experts = StoredExperts | DealtExperts
+Experts = StoredExperts | DealtExperts | SpreadExperts
 
 
 def with_shared(experts: Experts, gate_up: Projection, down: Projection) -> Experts | None:
@@ -115,7 +117,7 @@ def with_shared(experts: Experts, gate_up: Projection, down: Projection) -> Expe
     match experts, gate_up, down:
         case DealtExperts(), _, _:
             inner = with_shared(experts.experts, gate_up, down)
-            if inner is None or isinstance(inner, DealtExperts):
+            if inner is None or isinstance(inner, DealtExperts | SpreadExperts):
                 return None
             return replace(experts, experts=inner)
         case PlainExperts(), Linear(), Linear():
@@ -154,10 +156,19 @@ def load_experts(
         gate_up, down = _load_together(source, name, experts, shape)
     else:
         gate_up, down = _load_apart(source, name, parts, experts, shape)
-    own = _experts(name, gate_up, down, limit)
-    if dealt.count == 1:
-        return own
-    return DealtExperts(own, dealt.of(experts).start, len(dealt.of(experts)))
+    return _spread(_experts(name, gate_up, down, limit), experts, source.mesh)
+
+
+def _spread(own: StoredExperts, experts: int, mesh: Mesh) -> Experts:
+    """This rank's `own` of `experts` experts, behind whatever tokens have to go through."""
+    held, ranks = mesh.experts.of(experts), mesh.dp
+    if mesh.experts.count == 1:
+        return own if ranks == 1 else SpreadExperts(own, ranks)
+    dealt = DealtExperts(own, held.start, len(held))
+    if ranks == 1:
+        return dealt
+    first = mesh.layer.index * len(held)
+    return SpreadExperts(dealt, ranks, own, Dealing(first, mesh.tp * len(held), len(held)))
 
 
 def _load_together(

@@ -32,5 +32,5 @@ class Summed(Generic[P]):
 
 
 def summed(part: P, mesh: Mesh) -> P | Summed[P]:
-    """`part` itself where there is one rank."""
-    return part if mesh.alone else Summed(part, LAYER_RANKS)
+    """`part` itself where one rank holds all layers of its copy of the model."""
+    return part if mesh.tp == 1 else Summed(part, LAYER_RANKS)

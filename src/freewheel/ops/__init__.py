@@ -29,9 +29,11 @@ from freewheel.ops.codecs import (
 from freewheel.ops.collective import (
     all_gather,
     all_reduce,
+    all_to_all,
     join_group,
     leave_group,
     own_experts,
+    scatter_sum,
     split_embedding,
 )
 from freewheel.ops.compressed import (
@@ -63,6 +65,7 @@ from freewheel.ops.dense import (
     route,
     silu_mul,
 )
+from freewheel.ops.dispatch import combine_tokens, dispatch_tokens
 from freewheel.ops.guiding import HELD, apply_masks, guide
 from freewheel.ops.hyper import hyper_close, hyper_collapse, hyper_open
 from freewheel.ops.latents import absorb_query, expand_values, index_queries, norm_latents
@@ -100,6 +103,7 @@ __all__ = [
     "adjust",
     "all_gather",
     "all_reduce",
+    "all_to_all",
     "apply_adjustments",
     "apply_inbox",
     "apply_masks",
@@ -108,12 +112,14 @@ __all__ = [
     "choose",
     "clamped_experts",
     "clamped_silu_mul",
+    "combine_tokens",
     "commit",
     "compress",
     "constrain",
     "cpu",
     "dequantise_blocks",
     "dequantise_mxfp4",
+    "dispatch_tokens",
     "entry_slots",
     "expand_values",
     "follow",
@@ -157,6 +163,7 @@ __all__ = [
     "route",
     "route_best",
     "route_by_token",
+    "scatter_sum",
     "score",
     "silu_mul",
     "sink_attention",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ranks exchange inside a round: sums of what each computed in part, and parts side by side.
+"""What ranks exchange inside a round: sums of what each computed in part, parts side by side, and
+a piece for each.
 
 To a graph these are ops like any other. Which processes a group has, and by what library they talk,
 is said once by `join_group`; the specification below is the same for all. Every rank of a group
@@ -17,7 +18,7 @@ from freewheel.ops.registry import nothing, op
 
 
 class Group(Protocol):
-    """The ranks of a group, as one of them sees it. Both wait for nothing but the device."""
+    """The ranks of a group, as one of them sees it. All wait for nothing but the device."""
 
     def sum_into(self, x: Tensor) -> None:
         """Replace x by the sum of every rank's x: the same bits on every rank."""
@@ -25,6 +26,14 @@ class Group(Protocol):
 
     def gather(self, x: Tensor) -> Tensor:
         """[ranks, *x.shape]: every rank's x, in the order of ranks."""
+        ...
+
+    def scatter_sum(self, x: Tensor) -> Tensor:
+        """x[own rank] of the sum of every rank's x [ranks, ...]."""
+        ...
+
+    def exchange(self, x: Tensor) -> Tensor:
+        """As x [ranks, ...]: of every rank, in the order of ranks, x[own rank]."""
         ...
 
 
@@ -68,6 +77,30 @@ def all_gather(
     """The x of all ranks of the group side by side in the last dimension, in the order of ranks."""
     parts = _group(group).gather(x.contiguous())  # [ranks, ..., N]
     return parts.movedim(0, -2).reshape(*x.shape[:-1], ranks * x.shape[-1])
+
+
+@op(
+    "scatter_sum(Tensor x, str group) -> Tensor",
+    fake=lambda x, group: x.new_empty(x.shape[1:]),
+)
+def scatter_sum(
+    x: Tensor,  # float [ranks, ...]
+    group: str,
+) -> Tensor:  # float [...]
+    """The sum of the x of all ranks of the group, of which rank r gets part r."""
+    return _group(group).scatter_sum(x.contiguous())
+
+
+@op(
+    "all_to_all(Tensor x, str group) -> Tensor",
+    fake=lambda x, group: x.new_empty(x.shape),
+)
+def all_to_all(
+    x: Tensor,  # [ranks, ...]
+    group: str,
+) -> Tensor:  # [ranks, ...]
+    """Part r of x goes to rank r of the group; what comes from rank r is part r of the result."""
+    return _group(group).exchange(x.contiguous())
 
 
 @op(
