@@ -8,6 +8,7 @@ or numpy: no value of the device can be read here by mistake.
 from __future__ import annotations
 
 from freewheel.host.depth import DepthPolicy
+from freewheel.host.fleet import Fleet
 from freewheel.host.guide import Guide
 from freewheel.host.pages import PageAllocator, RowAllocator
 from freewheel.host.request import Request, RequestState, RequestStats
@@ -17,6 +18,7 @@ from freewheel.host.text import TextDelta, TextStream
 
 __all__ = [
     "DepthPolicy",
+    "Fleet",
     "Guide",
     "PageAllocator",
     "Request",

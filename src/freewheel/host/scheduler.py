@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from freewheel.errors import ConfigError, FreewheelError, RequestError
@@ -141,6 +142,20 @@ class Scheduler:
         return len(self._rounds)
 
     @property
+    def copies(self) -> tuple[Scheduler, ...]:
+        """Of the model, each with its own rows and pages: this one."""
+        return (self,)
+
+    def lives(self, request_id: str) -> bool:
+        """The request has not ended."""
+        return request_id in self._live
+
+    @property
+    def live(self) -> int:
+        """Requests that have not ended."""
+        return len(self._live)
+
+    @property
     def idle(self) -> bool:
         """Nothing waits, nothing runs, and every round has been collected."""
         return not self._live and not self._rounds
@@ -217,29 +232,39 @@ class Scheduler:
         """The next round; None if there is no work, or if a letter or a mask must come first."""
         if self.in_flight > self.run_ahead:
             return None
-        if self.roster.waiting.grammars:
-            table = self.roster.shelf.due(self.roster.waiting)
-            if table is not None:
-                return self._launch(TABLES, [], table)
+        table = self.due_table()
+        if table is not None:
+            return self.launch(TABLES, [], table)
         tenants = len(self.roster.running)
         first = self._kinds.prompts_first
         for prompts in (first, not first):
-            if prompts:
-                seats = prompt_seats(self.roster, self.ladder)
-            else:
-                seats = decode_seats(self.roster, self.ladder)
+            seats = self.seats(prompts)
             if seats:
                 self._kinds.ran(prompts)
-                if prompts:
-                    return self._launch(prompt_shape(seats, self.ladder), seats)
-                shape = self._decode_shape(seats)
-                return self._launch(shape, within(seats, shape))
+                shape = self.shape([seats], prompts)
+                return self.launch(shape, seats if prompts else within(seats, shape))
         if len(self.roster.running) < tenants:
             return self.plan()  # all who were chosen lost their rows: choose among those who stay
+        self.check_stuck()
+        return None
+
+    def due_table(self) -> TableWrite | None:
+        """What of a waiting request's grammar must be brought before anything else runs."""
+        if not self.roster.waiting.grammars:
+            return None
+        return self.roster.shelf.due(self.roster.waiting)
+
+    def seats(self, prompts: bool) -> list[Seat]:
+        """Rows for a round of this kind, which is then to be launched."""
+        if prompts:
+            return prompt_seats(self.roster, self.ladder)
+        return decode_seats(self.roster, self.ladder)
+
+    def check_stuck(self) -> None:
+        """With no row to run. Raises FreewheelError if none ever will."""
         # A mask may have come since its row was left out.
         if self._live and not self._rounds and all(r.guide is None for r in self._live.values()):
             raise FreewheelError("requests are live and nothing is in flight, but no row can run")
-        return None
 
     def collect(self, result: StepResult, now: float | None = None) -> list[Update]:
         """Read the letter of the oldest round in flight. `now`: the time, for statistics.
@@ -275,9 +300,10 @@ class Scheduler:
         self.roster.reservations.collected(result.round_id)
         return updates
 
-    def _launch(
+    def launch(
         self, shape: StepShape, seats: list[Seat], table: TableWrite | None = None
     ) -> StepPlan:
+        """The round of these seats is under way from here on."""
         plan = step_plan(self._next_round, shape, seats, table)
         # Whoever waited longest in this round is also first of it to wait for its next turn.
         for seat in sorted(seats, key=lambda seat: seat.request.turn):
@@ -301,14 +327,19 @@ class Scheduler:
         self._rounds.popleft()
         return seats
 
-    def _decode_shape(self, seats: list[Seat]) -> StepShape:
+    def shape(self, copies: Sequence[list[Seat]], prompts: bool) -> StepShape:
+        """The smallest rectangle for the rows of every copy of the model; some copy has some."""
+        batch = max(len(seats) for seats in copies)
+        seats = [seat for own in copies for seat in own]
+        if prompts:
+            return prompt_shape(seats, self.ladder, batch)
         extras, guided = extras_of(seats), guided_of(seats)
         if self._policy is None:
-            return self.ladder.fit_decode(len(seats), extras, guided)
-        load = self.ladder.fit_decode(len(seats), extras, guided, self.ladder.depths[0])
+            return self.ladder.fit_decode(batch, extras, guided)
+        load = self.ladder.fit_decode(batch, extras, guided, self.ladder.depths[0])
         rows = [seat.request.id for seat in seats if not seat.request.guided]
         depth = self._policy.choose(replace(load, width=1, depth=0), rows, len(seats) - len(rows))
-        return self.ladder.fit_decode(len(seats), extras, guided, depth)
+        return self.ladder.fit_decode(batch, extras, guided, depth)
 
     def _end(self, request: Request, reason: FinishReason, length: int | None = None) -> None:
         request.end(reason, length)

@@ -116,12 +116,12 @@ def decode_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
     return [seat for seat in seats if seat is not None]
 
 
-def prompt_shape(seats: list[Seat], ladder: ShapeLadder) -> StepShape:
-    """The smallest prompt rectangle for these rows."""
+def prompt_shape(seats: list[Seat], ladder: ShapeLadder, batch: int) -> StepShape:
+    """The smallest prompt rectangle for these rows, of which a copy of the model has `batch`."""
     ready = any(seat.ends_prompt for seat in seats)
     longest = max(seat.advance for seat in seats)
     extras, guided = extras_of(seats), guided_of(seats)
-    return ladder.fit_prefill(len(seats), longest, ready, extras, guided)
+    return ladder.fit_prefill(batch, longest, ready, extras, guided)
 
 
 def within(seats: list[Seat], shape: StepShape) -> list[Seat]:
