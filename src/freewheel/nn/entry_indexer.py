@@ -16,6 +16,7 @@ from freewheel.nn.sight import EntrySight
 from freewheel.nn.source import WeightSource
 from freewheel.spec.compressed import CompressedSpec, EntryIndexerSpec
 from freewheel.spec.entry_groups import INDEX_ENTRY
+from freewheel.spec.mesh import Share
 from freewheel.state import CachePool, StepView
 
 
@@ -31,6 +32,7 @@ class EntryIndexer:
     query: Projection  # [Hi * Di, q_lora]
     weights: Linear  # float32 [Hi, H]
     rope_table: Tensor  # float32 [T, rope]
+    scan: Share  # of the pages of entries
 
     def select(
         self, x: Tensor, q_latent: Tensor, view: StepView, cache: CachePool, sight: EntrySight
@@ -47,7 +49,7 @@ class EntryIndexer:
         query = ops.rope_tail(query, view.positions, self.rope_table, False)
         gates = self.weights(x) * (spec.heads * spec.dim) ** -0.5  # float [B, W, Hi]
         table = view.table(sight.places.entries)
-        return pick(query, gates, entries, table, view.rows, sight.lens, spec.topk)
+        return pick(query, gates, entries, table, view.rows, sight.lens, spec.topk, self.scan)
 
 
 def load_entry_indexer(
@@ -61,4 +63,5 @@ def load_entry_indexer(
         query=load_linear(source, f"{name}.wq_b", own.heads * own.dim, rank),
         weights=load_wide_linear(source, f"{name}.weights_proj", own.heads, spec.hidden_size),
         rope_table=table,
+        scan=source.mesh.scan,
     )

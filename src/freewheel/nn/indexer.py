@@ -11,8 +11,10 @@ from torch import Tensor
 from freewheel import ops
 from freewheel.nn.linear import Linear, load_wide_linear
 from freewheel.nn.rows import IndexKeys, index_keys_of
+from freewheel.nn.scan import merge_candidates, own_candidates, own_pages
 from freewheel.nn.source import WeightSource
 from freewheel.spec.history import HISTORY, INDEX_KEY
+from freewheel.spec.mesh import Share
 from freewheel.spec.model import DsaSpec, IndexerSpec
 from freewheel.state import CachePool, StepView
 
@@ -33,6 +35,7 @@ class Indexer:
     key_norm_bias: Tensor  # float [Di]
     weights: Linear  # float32 [Hi, H]
     rope_table: Tensor  # float32 [T, rope]
+    scan: Share  # of the pages of keys
 
     def select(
         self, x: Tensor, key: Tensor, query: Tensor, view: StepView, cache: CachePool
@@ -58,7 +61,7 @@ class Indexer:
             view.write_slots[HISTORY],
         )  # [B, W, Hi, Di], float [B, W, Hi]
         table = view.page_tables[HISTORY]
-        return pick(query, gates, keys, table, view.rows, view.kv_lens, spec.topk)
+        return pick(query, gates, keys, table, view.rows, view.kv_lens, spec.topk, self.scan)
 
 
 def pick(
@@ -69,20 +72,28 @@ def pick(
     rows: Tensor,  # int32 [B]
     lens: Tensor,  # int32 [B, W]
     topk: int,
+    scan: Share,
 ) -> Tensor:
     """int32 [B, W, topk]: slots of the best keys, -1 padded.
 
-    Whole queries at a time, so that logits stay below LOGITS_LIMIT.
+    Whole queries at a time, so that logits stay below LOGITS_LIMIT. `scan`: which pages this rank
+    scores; all ranks get the same picks, those of one that scores every page.
     """
     page_rows = keys.page_rows
-    per_column = query.shape[0] * table.shape[1] * page_rows
+    own_table = table if scan.count == 1 else own_pages(table, scan)  # int32 [R, columns]
+    per_column = query.shape[0] * own_table.shape[1] * page_rows
     step = max(1, LOGITS_LIMIT // per_column)
     picks = []
     for start in range(0, query.shape[1], step):
         piece = slice(start, start + step)
-        own = lens[:, piece]
-        logits = keys.logits(query[:, piece], gates[:, piece], table, rows, own, topk)
-        picks.append(ops.topk_slots(logits, table, rows, own, page_rows, topk))
+        asked = (query[:, piece], gates[:, piece])
+        if scan.count == 1:
+            own = lens[:, piece]
+            logits = keys.logits(*asked, table, rows, own, topk)
+            picks.append(ops.topk_slots(logits, table, rows, own, page_rows, topk))
+        else:
+            found = own_candidates(*asked, keys, own_table, rows, lens[:, piece], topk, scan)
+            picks.append(merge_candidates(*found, table, rows, page_rows, topk, scan))
     return picks[0] if len(picks) == 1 else torch.cat(picks, dim=1)
 
 
@@ -101,4 +112,5 @@ def load_indexer(
         key_norm_bias=source.tensor(f"{name}.k_norm.bias", (own.dim,)),
         weights=load_wide_linear(source, f"{name}.weights_proj", own.heads, spec.hidden_size),
         rope_table=table,
+        scan=source.mesh.scan,
     )
