@@ -41,7 +41,7 @@ from freewheel.nn.matrix import BLOCK, BlockMatrix, Matrix, PlainMatrix, copy_in
 from freewheel.nn.source import held_tensors
 from freewheel.ops import load_kernels
 from freewheel.runtime import Executor, Sizes
-from freewheel.runtime.parallel.group import close_groups, open_groups
+from freewheel.runtime.parallel.group import close_groups, form_mesh, open_groups
 from freewheel.spec import StepPlan, StepShape
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.compressed import CompressedSpec
@@ -190,7 +190,8 @@ def _meet(ranks: int, whole: bool) -> Mesh:
         return ALONE
     own = launched_rank()
     assert own.ranks == ranks, f"torchrun started {own.ranks} processes, not {ranks}"
-    open_groups("cuda", own.rank, ranks, None, lambda: "", own.local)
+    groups = open_groups("cuda", own.rank, ranks, None, own.local)
+    form_mesh(groups, ranks, 1, lambda: "")
     return Mesh(ranks, own.rank, whole)
 
 

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from freewheel.errors import CheckpointError, ConfigError
+from freewheel.spec.mesh import Mesh
 from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder
 
 SHIPPED_MODELS = ("demo", "demo-v4")
@@ -72,8 +73,12 @@ class EngineConfig:
     brings one more waits. `grammar_seconds`: the most that compiling one may take.
     `guard`: count host reads in every round (the round itself is the same).
     `tp`: processes that share every layer of the model, each on a device of its own; on the CPU
-    they share its cores. `ep`: they deal out the routed experts whole, rather than a stretch of
-    each. `check_ranks`: after every round, compare what they decided; slow, to find faults.
+    they share its cores. `dp`: copies of all but the routed experts, each shared by `tp` processes
+    and with requests and caches of its own; `max_batch`, `prefill_batch` and `cache_bytes` are each
+    copy's. Experts are spread over all processes. `ep`: they deal out the routed experts whole,
+    rather than a stretch of each. `split_scan`: contexts of so many tokens or more have their index
+    keys scored in parts by the processes of a copy, which exchange their best. `check_ranks`: after
+    every round, compare what they decided; slow, to find faults.
     """
 
     model: str
@@ -100,7 +105,9 @@ class EngineConfig:
     max_grammars: int = 8
     grammar_seconds: float = 10.0
     tp: int = 1
+    dp: int = 1
     ep: bool = False
+    split_scan: int = 1 << 17
     check_ranks: bool = False
 
     def __post_init__(self) -> None:
@@ -150,9 +157,16 @@ class EngineConfig:
 
     def _check_ranks(self) -> None:
         _check_range("tp", self.tp, 1, MAX_RANKS)
-        if self.tp == 1 and (self.ep or self.check_ranks):
+        _check_range("dp", self.dp, 1, MAX_RANKS)
+        _check_range("split_scan", self.split_scan, 1, 1 << 30)
+        if self.tp * self.dp == 1 and (self.ep or self.check_ranks):
             option = "ep" if self.ep else "check_ranks"
-            raise ConfigError(f"{option}: is for several ranks; give tp as well")
+            raise ConfigError(f"{option}: is for several ranks; give tp or dp as well")
+
+    def mesh(self, context: int, rank: int = 0) -> Mesh:
+        """How processes share a model of `context` tokens, as `rank` of them sees it."""
+        split = self.tp > 1 and context >= self.split_scan
+        return Mesh(self.tp, rank, self.ep, self.dp, split)
 
     def ladder(self) -> ShapeLadder:
         """The rectangles that this engine runs: chunk widths up to `chunk`, which is the widest."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of two, as a process: what it picked and whom it believes, written to a file as JSON.
 
-`python -m tests.parallel.rank_script STORE RANK OUT`
+`python -m tests.parallel.rank_script STORE RANK OUT TP DP`
 """
 
 from __future__ import annotations
@@ -44,31 +44,32 @@ class Picks(DispatchMode):
         return out
 
 
-def picks(name: str, rank: int) -> list[str]:
+def picks(name: str, mesh: Mesh) -> list[str]:
     """Of a prompt in two chunks, in float32: in the order of layers."""
     folder = open_folder(CHECKPOINTS / name)
-    loaded = load_folder(folder, torch.float32, positions=256, mesh=Mesh(2, rank))
+    loaded = load_folder(folder, torch.float32, positions=256, mesh=mesh)
     found = Picks()
     with torch.inference_mode(), found:
         Paged(loaded, length=256, page_size=128).hidden(TOKENS, [100, 60])
     return found.digests
 
 
-def main(store: str, rank: int, out: str) -> None:
+def main(store: str, rank: int, out: str, tp: int, dp: int) -> None:
     torch.set_num_threads(1)
     keep_to_loopback()
-    groups = open_groups("cpu", rank, 2, meeting_place(store, 2), lambda: "", 0)
-    channel = Channel(groups, lambda: "")
+    channel = Channel(open_groups("cpu", rank, 2, meeting_place(store, 2), 0), lambda: "")
+    channel.form(tp, dp)
     channel.agree("the first round", b"0123456789abcdef")
     try:
         channel.agree("the second round", bytes([rank] * 16))
         said = ""
     except RankError as error:
         said = str(error)
-    found = {name: picks(name, rank) for name in ("demo", "demo-v4")}
+    mesh = Mesh(tp, rank, dp > 1, dp)
+    found = {name: picks(name, mesh) for name in ("demo", "demo-v4")}
     Path(out).write_text(json.dumps({"said": said, "picks": found}), encoding="utf-8")
     close_groups()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))

@@ -20,17 +20,17 @@ ROOT = Path(__file__).parents[2]
 CHECKPOINTS = ROOT / "src" / "freewheel" / "checkpoints"
 
 
-def planned(name: str, gpus: int, ep: bool = False) -> GpuPlan:
+def planned(name: str, gpus: int, ep: bool = False, dp: int = 1) -> GpuPlan:
     model = str(ROOT / "benchmarks" / "configs" / f"{name}.json")
-    return plan_gpus(model, gpus, batches=(1, 8, 32), context=8192, speculate=3, ep=ep)
+    return plan_gpus(model, gpus, batches=(1, 8, 32), context=8192, speculate=3, dp=dp, ep=ep)
 
 
 @pytest.mark.parametrize("name", ["demo", "demo-v4"])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_planned_weights_are_those_that_a_rank_loads(name: str, ranks: int) -> None:
-    found = plan_gpus(name, ranks, batches=(1,), context=256, speculate=3)
+@pytest.mark.parametrize(("ranks", "dp"), [(1, 1), (2, 1), (2, 2)])
+def test_planned_weights_are_those_that_a_rank_loads(name: str, ranks: int, dp: int) -> None:
+    found = plan_gpus(name, ranks, batches=(1,), context=256, speculate=3, dp=dp)
     folder = open_folder(CHECKPOINTS / name)
-    loaded = load_folder(folder, torch.bfloat16, positions=256, mesh=Mesh(ranks))
+    loaded = load_folder(folder, torch.bfloat16, positions=256, mesh=Mesh(ranks // dp, dp=dp))
     held = sum(t.nbytes for t in loaded.weights)
     tables = {"demo": 1, "demo-v4": 2}[name] * 256 * 64 * 4  # of angles, which no file holds
     assert found.weight_bytes == held - tables
@@ -53,6 +53,15 @@ def test_more_cards_hold_more_tokens_and_read_less_each() -> None:
     for few, many in zip(eight.rounds, sixteen.rounds, strict=True):
         assert few.floor_ms / 2 < many.floor_ms < few.floor_ms  # what is replicated does not shrink
     assert planned("v32", 8, ep=True).weight_bytes == pytest.approx(eight.weight_bytes, rel=1e-3)
+
+
+def test_copies_hold_more_tokens_and_more_weights_each() -> None:
+    shared, copies = planned("v32", 8), planned("v32", 8, ep=True, dp=8)
+    assert copies.weight_bytes > shared.weight_bytes and copies.kv_tokens > 4 * shared.kv_tokens
+    assert plan_lines(copies, 8, 141.0)[0].endswith("tp 1, dp 8, experts dealt out whole")
+    assert all(one.exchange_ms > 0 for one in copies.rounds)
+    with pytest.raises(ConfigError, match="dp: 3 copies cannot share 8 cards"):
+        planned("v32", 8, dp=3)
 
 
 def test_cards_that_cannot_share_a_model_are_refused_by_name() -> None:

@@ -98,7 +98,7 @@ def decode_summary(plan: DecodeBench, found: DecodeRun) -> dict[str, Any]:
         "context": plan.context,
         "speculate": plan.speculate,
         "accept": plan.accept,
-        "tokens_per_round": run.tokens / run.rounds / found.batch,
+        "tokens_per_round": run.tokens / run.rounds / run.rows,
         "tokens_per_second": run.tokens / run.seconds,
         "ms_per_round": milliseconds,
         "device_ms_per_round": quantile(each, 0.5),

@@ -80,6 +80,7 @@ def decode(
     threads: o.Threads = 1,
     deterministic: o.Deterministic = False,
     tp: o.Tp = 1,
+    dp: o.Dp = 1,
     ep: o.Ep = False,
     timeline: TimelineFile = None,
     json: o.Json = False,
@@ -105,6 +106,7 @@ def decode(
         threads=threads,
         deterministic=deterministic,
         tp=tp,
+        dp=dp,
         ep=ep,
     )
     find_model(model, load_format)
@@ -117,10 +119,14 @@ def decode(
             answers.print(_row(measuring.decode_summary(plan, run)))
         runs.append(run)
     if timeline is not None:
-        titles = (f"batch {run.batch}, host slowed by {run.slow_host:g} ms" for run in runs)
-        traces.write_timeline(timeline, dict(zip(titles, (r.timeline for r in runs), strict=True)))
+        _write_timeline(timeline, runs)
     if json:
         write_json(_as_object(plan, runs, load_format, run_ahead))
+
+
+def _write_timeline(file: Path, runs: list[DecodeRun]) -> None:
+    titles = (f"batch {run.batch}, host slowed by {run.slow_host:g} ms" for run in runs)
+    traces.write_timeline(file, dict(zip(titles, (run.timeline for run in runs), strict=True)))
 
 
 def picture(

@@ -45,12 +45,15 @@ LoadFormat = Annotated[
 Tp = Annotated[
     int, typer.Option(help="Processes that share every layer, each on a device of its own.")
 ]
+Dp = Annotated[
+    int, typer.Option(help="Copies of all but the experts, of --tp processes each, with own rows.")
+]
 Ep = Annotated[
-    bool, typer.Option("--ep", help="With --tp: deal out the experts whole, not stretches of each.")
+    bool, typer.Option("--ep", help="Deal out the experts whole to processes, not parts of each.")
 ]
 CheckRanks = Annotated[
     bool,
-    typer.Option("--check-ranks", help="With --tp: compare what ranks decided, every round."),
+    typer.Option("--check-ranks", help="Compare what processes decided, every round."),
 ]
 Deterministic = Annotated[
     bool,

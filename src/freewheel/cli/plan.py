@@ -25,6 +25,7 @@ def plan(
     batch: Annotated[str, typer.Option(help="Requests decoded together; a line each.")] = "1,8,32",
     context: Annotated[int, typer.Option(help="Tokens behind each request.")] = 8192,
     speculate: Annotated[int, typer.Option(help="Drafts of every round.")] = 3,
+    dp: Annotated[int, typer.Option(help="Copies of all but the experts, on equal parts.")] = 1,
     ep: o.Ep = False,
     card_gb: Annotated[float, typer.Option(help="Memory of a card, in 10^9 bytes.")] = 141.0,
     json: o.Json = False,
@@ -40,6 +41,7 @@ def plan(
         batches=o.numbers("batch", batch),
         context=context,
         speculate=speculate,
+        dp=dp,
         ep=ep,
         card_bytes=card_gb * 1e9,
     )
@@ -52,11 +54,14 @@ def plan(
 
 def plan_lines(found: GpuPlan, gpus: int, card_gb: float) -> list[str]:
     """What a person reads of a plan."""
-    experts = "experts dealt out whole" if found.mesh.experts_whole else "experts cut by width"
+    mesh = found.mesh
+    experts = "experts dealt out whole" if mesh.experts_whole else "experts cut by width"
+    shape = f"tp {mesh.tp}" + (f", dp {mesh.dp}" if mesh.dp > 1 else "")
+    of_copy = " of its copy" if mesh.dp > 1 else ""
     lines = [
-        f"{found.family} on {gpus} x {card_gb:g} GB, tp {gpus}" + (f", {experts}" * (gpus > 1)),
+        f"{found.family} on {gpus} x {card_gb:g} GB, {shape}" + (f", {experts}" * (gpus > 1)),
         f"weights per card   {found.weight_bytes / 1e9:8.1f} GB",
-        f"cache per token    {found.token_bytes / 1e3:8.1f} kB on every card, bfloat16",
+        f"cache per token    {found.token_bytes / 1e3:8.1f} kB on every card{of_copy}, bfloat16",
         f"cache per request  {found.request_bytes / 1e6:8.1f} MB besides",
     ]
     if not found.fits:

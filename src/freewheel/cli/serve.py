@@ -73,6 +73,7 @@ def serve(
     kv_cache_dtype: o.KvCacheDtype = "auto",
     threads: o.Threads = 1,
     tp: o.Tp = 1,
+    dp: o.Dp = 1,
     ep: o.Ep = False,
     check_ranks: o.CheckRanks = False,
 ) -> None:

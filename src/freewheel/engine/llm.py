@@ -16,7 +16,7 @@ from freewheel.engine.session import Live, Session
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.engine.wishes import adjustments_of
 from freewheel.errors import ConfigError, RequestError
-from freewheel.host import DepthPolicy, Request, Scheduler, TextStream
+from freewheel.host import DepthPolicy, Fleet, Request, Scheduler, TextStream
 from freewheel.runtime import build
 from freewheel.spec import Form, HostGrammar, SamplingParams, ShapeLadder, StepShape
 from freewheel.structured import Compiler, GuideDesk, Wish
@@ -237,7 +237,12 @@ class LLM:
         decode = partial(self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
         return TextStream(decode, params.stop, params.include_stop_str_in_output, params.min_tokens)
 
-    def _new_scheduler(self) -> Scheduler:
+    def _new_scheduler(self) -> Scheduler | Fleet:
+        """Of every copy of the model."""
+        copies = [self._new_copy() for _ in range(self.config.dp)]
+        return copies[0] if len(copies) == 1 else Fleet(copies, self.config.prefill_share)
+
+    def _new_copy(self) -> Scheduler:
         built = self.built
         return Scheduler(
             built.ladder,

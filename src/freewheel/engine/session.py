@@ -12,7 +12,7 @@ from freewheel.engine.logprobs import prompt_logprobs, token_logprobs
 from freewheel.engine.output import Arrival, Chunk, Metrics, Piece
 from freewheel.engine.timeline import Timeline
 from freewheel.errors import FreewheelError
-from freewheel.host import Request, Scheduler, TextDelta, TextStream, Update
+from freewheel.host import Fleet, Request, Scheduler, TextDelta, TextStream, Update
 from freewheel.runtime import Executor
 from freewheel.spec import FinishReason
 
@@ -38,7 +38,7 @@ class Session:
     drives the rounds, which serve all; what comes for others waits for them.
     """
 
-    def __init__(self, new_scheduler: Callable[[], Scheduler], executor: Executor) -> None:
+    def __init__(self, new_scheduler: Callable[[], Scheduler | Fleet], executor: Executor) -> None:
         self._new_scheduler = new_scheduler
         self._scheduler = new_scheduler()
         self._executor = executor
@@ -46,7 +46,7 @@ class Session:
         self.timeline = Timeline()
 
     @property
-    def scheduler(self) -> Scheduler:
+    def scheduler(self) -> Scheduler | Fleet:
         """The one in charge now: an error in a round replaces it."""
         return self._scheduler
 

@@ -50,22 +50,22 @@ class Timeline:
     def read(self, letter: StepResult, asked: float, arrived: float, delivered: float) -> None:
         """Its letter has been read and handed on."""
         plan, begun, planned, launched = self._in_flight.pop(letter.round_id)
-        shape = plan.shape
+        shape, rows = plan.shape, [row for copy in letter.each for row in copy.rows]
         self._done.append(
             RoundTimes(
                 round_id=letter.round_id,
                 batch=shape.batch,
                 width=shape.width,
                 depth=shape.depth,
-                rows=len(plan.rows),
+                rows=sum(len(copy.rows) for copy in plan.each),
                 begun=begun,
                 planned=planned,
                 launched=launched,
                 asked=asked,
                 arrived=arrived,
                 delivered=delivered,
-                tokens=sum(len(row.tokens) for row in letter.rows),
-                accepted=sum(row.agreed for row in letter.rows),
+                tokens=sum(len(row.tokens) for row in rows),
+                accepted=sum(row.agreed for row in rows),
             )
         )
 

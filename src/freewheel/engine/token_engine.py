@@ -133,9 +133,10 @@ class TokenEngine:
 
     def flush_prefixes(self) -> None:
         """Forget the pages of ended requests; those of requests under way stay theirs."""
-        prefix = self._session.scheduler.roster.reservations.prefix
-        if prefix is not None:
-            prefix.clear()
+        for copy in self._session.scheduler.copies:
+            prefix = copy.roster.reservations.prefix
+            if prefix is not None:
+                prefix.clear()
 
     def step(self) -> list[TokenStep]:
         """One round's worth of progress, for everybody."""
@@ -155,15 +156,20 @@ class TokenEngine:
 
     def load(self) -> Load:
         """How things stand."""
-        roster = self._session.scheduler.roster
+        rosters = [copy.roster for copy in self._session.scheduler.copies]
+        reserved = [roster.reservations for roster in rosters]
+        running = [request for roster in rosters for request in roster.running]
         counters, guard = self._llm.executor.counters, self._llm.config.guard
         live = sum(one.live.request.stats.preemptions for one in self._guests.values())
         return Load(
-            running=len(roster.running),
-            waiting=len(roster.waiting),
-            tokens=sum(request.known for request in roster.running),
-            rows=_pool_load("rows", roster.reservations.rows),
-            pages=tuple(_pool_load(p.group.name, p) for p in roster.reservations.pools),
+            running=len(running),
+            waiting=sum(len(roster.waiting) for roster in rosters),
+            tokens=sum(request.known for request in running),
+            rows=_pool_load("rows", [one.rows for one in reserved]),
+            pages=tuple(
+                _pool_load(pools[0].group.name, pools)
+                for pools in zip(*(one.pools for one in reserved), strict=True)
+            ),
             rounds=counters.rounds,
             graph_launches=counters.graph_launches,
             late_captures=counters.late_captures,
@@ -211,5 +217,13 @@ def _no_text(ids: Sequence[int], /) -> str:
     return ""
 
 
-def _pool_load(name: str, pool: IdPool) -> PoolLoad:
-    return PoolLoad(name, pool.total, pool.free, pool.cached, pool.owned, pool.quarantined)
+def _pool_load(name: str, pools: Sequence[IdPool]) -> PoolLoad:
+    """Of the pools that the model's copies have for the same thing, together."""
+    return PoolLoad(
+        name,
+        total=sum(pool.total for pool in pools),
+        free=sum(pool.free for pool in pools),
+        cached=sum(pool.cached for pool in pools),
+        owned=sum(pool.owned for pool in pools),
+        quarantined=sum(pool.quarantined for pool in pools),
+    )

@@ -92,7 +92,8 @@ def build(
     graph = resolve_graph(config, device, decisions)
     dtype = resolve_dtype(config, device, decisions)
     check_deterministic(config, device, folder.spec)
-    mesh = Mesh(config.tp, 0 if leader is None else leader.rank, config.ep)
+    context = config.context_len or folder.spec.max_positions
+    mesh = config.mesh(context, 0 if leader is None else leader.rank)
     found = sketch(config, folder, drafter, dtype, mesh)
     groups = plan_groups(config, folder.spec, found.model, dtype, decisions)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)
@@ -100,7 +101,7 @@ def build(
     cache = str(kernel_cache_folder(config, decisions)) if device == "cuda" else None
     load_kernels(device, cache)
     ladder = ladder or config.ladder()
-    peers = _peers(config, device, ladder, mean, leader)
+    peers = _peers(config, device, ladder, mean, leader, mesh)
     loaded = _load(config, folder, device, dtype, sizes.row_width, drafter == "mtp", mesh, progress)
     executor = Executor(
         loaded.model if mean is None else ForcedTarget(loaded.model, mean),
@@ -116,6 +117,7 @@ def build(
         deterministic=config.deterministic,
         grammars=config.max_grammars,
         peers=peers,
+        mesh=mesh,
         check_ranks=config.check_ranks,
     )
     resolved, notes = Resolved(device, graph, dtype, drafter), loaded.report.notes
@@ -143,13 +145,15 @@ def _peers(
     ladder: ShapeLadder,
     mean: float | None,
     leader: Channel | None,
+    mesh: Mesh,
 ) -> Peers:
     """The other ranks; on rank 0, told to build the same engine."""
     if leader is not None:
+        leader.form(mesh.tp, mesh.dp)
         return Follower(leader)
-    if config.tp == 1:
+    if mesh.alone:
         return Alone()
-    return assemble(device, config.tp).lead(describe(config, ladder, mean))
+    return assemble(device, mesh.tp, mesh.dp).lead(describe(config, ladder, mean))
 
 
 def _load(

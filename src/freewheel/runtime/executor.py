@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from freewheel import ops
 from freewheel.decode import Drafter, Round
 from freewheel.graph import (
     CudaGraph,
@@ -32,6 +33,7 @@ from freewheel.runtime.rehearsal import rehearse
 from freewheel.runtime.streams import CudaStreams, NoStreams, Streams
 from freewheel.runtime.uplink import Uplink
 from freewheel.spec.cache import CacheGroup
+from freewheel.spec.mesh import ALONE, REPLICA_RANKS, Mesh
 from freewheel.spec.plan import StepPlan, StepResult
 from freewheel.spec.shape import StepShape
 from freewheel.state import Arena, CachePool, InboxLayout, SequenceState
@@ -41,7 +43,7 @@ from freewheel.state import Arena, CachePool, InboxLayout, SequenceState
 class Lane:
     """One shape's letters and graph."""
 
-    outbox: Tensor  # int32 [B, words]
+    home: Tensor  # int32 [copies * B, words]  what all copies of the model have in their outboxes
     uplink: Uplink
     graph: Graph[None]
 
@@ -59,7 +61,7 @@ def launch_round(
         mailbox.make_way(plan.shape)
         with watch:
             lane.graph.replay()
-        mailbox.post(plan, lane.outbox)
+        mailbox.post(plan, lane.home)
 
 
 class Executor:
@@ -81,9 +83,14 @@ class Executor:
         deterministic: bool = False,
         grammars: int = 0,
         peers: Peers | None = None,
+        mesh: Mesh = ALONE,
         check_ranks: bool = False,
     ) -> None:
-        """`peers`: the other ranks that hold a share of the model; None if there are none."""
+        """`peers`: the other ranks that hold a share of the model; None if there are none.
+
+        `mesh`: how they share it.
+        """
+        self._replica = mesh.replica
         self._peers = Alone() if peers is None else peers
         self._check_ranks = check_ranks
         self.arena = Arena(device)
@@ -104,9 +111,14 @@ class Executor:
         self.arena.seal()
         self._streams = _open_streams(device)
         self._pool = GraphPool() if graph == "cuda" else None
-        self._mailbox = Mailbox(run_ahead, self._streams, self.counters)
+        self._mailbox = Mailbox(run_ahead, self._streams, self.counters, mesh.dp)
         self._lanes: dict[StepShape, Lane] = {}
         self._ready = False
+
+    @property
+    def copies(self) -> int:
+        """Of the model: a plan says what each of them does."""
+        return self._replica.count
 
     @property
     def in_flight(self) -> int:
@@ -141,7 +153,8 @@ class Executor:
         lane = self._lane(shape)
         with torch.inference_mode(), self._streams.rounds():
             lane.uplink.relay(fill)
-            lane.graph.replay()
+            with self._watch():
+                lane.graph.replay()
         self.counters.rounds += 1
         self._agree(shape)
 
@@ -150,6 +163,10 @@ class Executor:
         own = [self.arena[n] for n in self.arena.names() if not n.startswith("weights.")]
         with torch.inference_mode():
             self._peers.mirror(own)
+
+    def host_reads(self) -> list[int]:
+        """Reads and copies besides letters that the guard saw in rounds, of every rank."""
+        return self._peers.reads(len(self.sync_log.reads) + len(self.sync_log.copies))
 
     def collect(self) -> StepResult:
         """The oldest letter home. RankError if a rank is gone: the letter would be no answer."""
@@ -219,14 +236,18 @@ class Executor:
             self._lanes[shape] = self._open_lane(shape)
         return self._lanes[shape]
 
-    def _new_letters(self, shape: StepShape) -> tuple[Tensor, Tensor]:
-        """(inbox, outbox) of one shape, static."""
+    def _new_letters(self, shape: StepShape) -> tuple[Tensor, Tensor, Tensor]:
+        """(inbox, outbox, what goes home) of one shape, static."""
         name = f"letters.{shape.batch}x{shape.width}+{shape.depth}.{shape.extras}"
         name += f".{shape.tables:d}{shape.guided:d}"
         words = self._inbox_layout(shape).words
         inbox = self.arena.new(f"{name}.inbox", (words,), torch.int32)
         outbox = self.arena.new(f"{name}.outbox", outbox_shape(shape), torch.int32)
-        return inbox, outbox
+        if self.copies == 1:
+            return inbox, outbox, outbox
+        batch, width = outbox_shape(shape)
+        home = self.arena.new(f"{name}.home", (self.copies * batch, width), torch.int32)
+        return inbox, outbox, home
 
     def _inbox_layout(self, shape: StepShape) -> InboxLayout:
         state = self.state
@@ -234,7 +255,7 @@ class Executor:
 
     def _open_lane(self, shape: StepShape) -> Lane:
         """Capture the graph of a shape on scratch rows: its inbox still holds an empty letter."""
-        inbox, outbox = self._letters[shape]
+        inbox, _, home = self._letters[shape]
         layout = self._inbox_layout(shape)
         graph = self._new_graph()
         self._peers.capture(shape)
@@ -248,15 +269,19 @@ class Executor:
             self._streams,
             self.counters,
             lambda letter: self._peers.round(shape, letter),
+            self._replica,
         )
-        return Lane(outbox, uplink, graph)
+        return Lane(home, uplink, graph)
 
     def _advance(self, shape: StepShape) -> Callable[[], None]:
         """The round of a shape, as it is captured."""
-        inbox, outbox = self._letters[shape]
+        inbox, outbox, home = self._letters[shape]
 
         def advance() -> None:
             self._round.advance(shape, inbox, outbox)
+            if self.copies > 1:
+                every = ops.all_gather(outbox.view(-1), self.copies, REPLICA_RANKS)
+                home.copy_(every.view(home.shape))
 
         return in_fixed_blocks(advance) if self._deterministic else advance
 

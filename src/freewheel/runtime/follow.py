@@ -35,6 +35,8 @@ def follow(channel: Channel) -> None:
                 executor.replay(order.shape)
             case Task.MIRROR:
                 executor.mirror()
+            case Task.READS:
+                executor.host_reads()
     close_groups()
 
 
@@ -42,7 +44,7 @@ def follow_local(store: str, ranks: int, device: str, rank: int) -> None:
     """As `follow`, as a process that rank 0 started: `store` is a file where ranks meet."""
     place = meeting_place(store, ranks)
     place.set(f"running.{rank}", "1")
-    follow(Channel(open_groups(device, rank, ranks, place, lambda: "", rank), lambda: ""))
+    follow(Channel(open_groups(device, rank, ranks, place, rank), lambda: ""))
 
 
 def join(launched: Launched, device: str) -> None:

@@ -38,7 +38,7 @@ _FINISH = {
 class _Slot:
     """Host memory for one letter of a shape."""
 
-    words: Tensor  # int32 [B, words]  on the host
+    words: Tensor  # int32 [copies * B, words]  on the host
     written: Mark  # the round has filled its outbox
     arrived: Mark  # the letter is here
 
@@ -50,9 +50,12 @@ class Mailbox:
     the midst of a wait too, leaves every slot either waiting or free.
     """
 
-    def __init__(self, depth: int, streams: Streams, counters: Counters) -> None:
-        """`depth`: letters that may wait unread while another round is launched."""
-        self._depth = depth
+    def __init__(self, depth: int, streams: Streams, counters: Counters, copies: int = 1) -> None:
+        """`depth`: letters that may wait unread while another round is launched.
+
+        `copies`: of the model, whose letters come home together.
+        """
+        self._depth, self._copies = depth, copies
         self._streams = streams
         self._counters = counters
         self._waiting: deque[tuple[StepPlan, _Slot]] = deque()
@@ -72,7 +75,10 @@ class Mailbox:
         self._latest[shape].arrived.follow()
 
     def post(self, plan: StepPlan, outbox: Tensor) -> None:
-        """In the stream of rounds, after the round: its outbox, int32 [B, words], goes home."""
+        """In the stream of rounds, after the round: its letter goes home.
+
+        outbox: int32 [copies * B, words].
+        """
         if len(self._waiting) > self._depth:
             raise RuntimeError(
                 f"{len(self._waiting)} letters wait unread; at most {self._depth} may"
@@ -90,17 +96,13 @@ class Mailbox:
         """The oldest letter, as ints, once it is here. Raises IndexError if none is under way."""
         plan, slot = self._waiting[0]
         slot.arrived.wait()
-        words = slot.words.tolist()
+        words, batch = slot.words.tolist(), plan.shape.batch
         self._waiting.popleft()
-        rows = tuple(
-            _row_result(row, fields) for row, fields in zip(plan.rows, words, strict=False)
+        first, *others = (
+            StepResult(plan.round_id, _rows(one, words[at * batch : (at + 1) * batch]))
+            for at, one in enumerate(plan.each)
         )
-        if plan.shape.reports:
-            layout = OutboxLayout.of(plan.shape)
-            rows = tuple(
-                with_scores(one, words, layout) for one, words in zip(rows, words, strict=False)
-            )
-        return StepResult(plan.round_id, rows)
+        return replace(first, others=tuple(others))
 
     def _free_slot(self, shape: StepShape) -> _Slot:
         """A slot of `shape` whose letter was read; fewer wait than there are slots."""
@@ -108,7 +110,8 @@ class Mailbox:
         return next(slot for slot in self._slots[shape] if all(slot is not b for b in busy))
 
     def _new_slot(self, shape: StepShape) -> _Slot:
-        words = self._streams.pages(*outbox_shape(shape))
+        batch, width = outbox_shape(shape)
+        words = self._streams.pages(self._copies * batch, width)
         return _Slot(words, self._streams.mark(), self._streams.mark())
 
 
@@ -122,6 +125,15 @@ def digest_of(tensors: Iterable[Tensor], streams: Streams) -> bytes:
         for tensor in tensors:
             found.update(tensor.cpu().numpy().tobytes())
     return found.digest()
+
+
+def _rows(plan: StepPlan, words: list[list[int]]) -> tuple[RowResult, ...]:
+    """What came of the plan's rows, of which `words` are a batch."""
+    rows = tuple(_row_result(row, fields) for row, fields in zip(plan.rows, words, strict=False))
+    if not plan.shape.reports:
+        return rows
+    layout = OutboxLayout.of(plan.shape)
+    return tuple(with_scores(one, words, layout) for one, words in zip(rows, words, strict=False))
 
 
 def _row_result(row: int, words: list[int]) -> RowResult:

@@ -38,7 +38,8 @@ ROW_BYTES = 2
 
 @dataclass(frozen=True)
 class RoundFloor:
-    """One round of `batch` requests: milliseconds of reading and computing, and of exchanges."""
+    """One round of `batch` requests in all: milliseconds of reading and computing, and of
+    exchanges."""
 
     batch: int
     floor_ms: float
@@ -47,7 +48,8 @@ class RoundFloor:
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """Of one card. `kv_tokens`: of history that the whole engine holds, on every card the same.
+    """Of one card. `kv_tokens`: of history that the whole engine holds, on every card of a copy of
+    the model the same.
 
     `request_bytes`: what a request takes besides, whatever its length. `fits`: some tokens do.
     """
@@ -74,20 +76,23 @@ def plan_gpus(
     batches: Sequence[int],
     context: int,
     speculate: int,
+    dp: int = 1,
     ep: bool = False,
     card_bytes: float = 141e9,
 ) -> GpuPlan:
     """Read config.json of `model` alone and plan `gpus` cards that share every layer.
 
-    Raises CheckpointError for a configuration that is none, ConfigError if so many cards cannot
-    share it.
+    `dp`: copies of all but the experts, which share the cards evenly. Raises CheckpointError for a
+    configuration that is none, ConfigError if so many cards cannot share it.
     """
-    EngineConfig(model=model, speculate=speculate, tp=gpus, ep=ep)
+    if dp < 1 or gpus % dp:
+        raise ConfigError(f"dp: {dp} copies cannot share {gpus} cards evenly")
+    config = EngineConfig(model=model, speculate=speculate, tp=gpus // dp, dp=dp, ep=ep)
+    mesh = config.mesh(context)
     if not batches or min(batches) < 1 or context < 1 or card_bytes <= 0:
         raise ConfigError("plan: batch, context and card memory must be positive")
     path = find_model(model, "dummy")
     spec = read_spec(path if path.is_file() else path / "config.json")
-    mesh = Mesh(gpus, 0, ep)
     source = PlannedSource(spec, mesh)
     built, _ = load_model(spec, source, positions=context)
     groups = built.cache_groups(max(64, spec.page_multiple), "bfloat16")
@@ -95,7 +100,7 @@ def plan_gpus(
     kept = [g for g in groups if g.retention is not None]
     request = sum((g.retention or 0) * g.token_bytes for g in kept)
     weights = sum(source.sizes.values())
-    room = card_bytes * (1 - SPARE) - weights - max(batches) * request
+    room = card_bytes * (1 - SPARE) - weights - -(-max(batches) // dp) * request
     depth = speculate if spec.mtp is not None else 0
     return GpuPlan(
         family=spec.family,
@@ -105,7 +110,7 @@ def plan_gpus(
         weight_bytes=weights,
         token_bytes=token_bytes,
         request_bytes=round(request),
-        kv_tokens=max(0, int(room / token_bytes)),
+        kv_tokens=max(0, dp * int(room / token_bytes)),
         rounds=tuple(_floor(spec, source.sizes, mesh, b, context, depth) for b in batches),
     )
 
@@ -113,26 +118,38 @@ def plan_gpus(
 def _floor(
     spec: ModelSpec, sizes: dict[str, int], mesh: Mesh, batch: int, context: int, depth: int
 ) -> RoundFloor:
-    """The target over `batch * (1 + depth)` tokens, the draft layer over them, then its steps."""
-    verified = batch * (1 + depth)
-    passes = [(False, verified)]
+    """The target over `own * (1 + depth)` tokens, the draft layer over them, then its steps.
+
+    `own`: rows of the fullest copy. Experts see the tokens of all copies.
+    """
+    own = -(-batch // mesh.dp)
+    passes = [(False, 1 + depth)]
     if depth:
-        passes += [(True, verified), *[(True, batch)] * (depth - 1)]
-    seconds, sums = 0.0, 0
-    for draft, tokens in passes:
-        seconds += _weights_time(spec, sizes, draft, tokens)
-        seconds += _attention_time(spec, mesh, batch, tokens, context, draft)
-        sums += 1 + 2 * (1 if draft else spec.layers)
+        passes += [(True, 1 + depth), *[(True, 1)] * (depth - 1)]
+    seconds, layers = 0.0, 0
+    for draft, width in passes:
+        seconds += _weights_time(spec, sizes, draft, own * width, batch * width)
+        seconds += _attention_time(spec, mesh, own, own * width, context, draft)
+        layers += 1 if draft else spec.layers
     head = _head_bytes(sizes)
     seconds += (1 + depth) * head / BANDWIDTH
-    exchange = 0.0 if mesh.alone else (sums + 1 + depth) * EXCHANGE
+    # Of a copy's ranks: two sums a layer, one of the embedding, and the logits of each choice.
+    within = 0 if mesh.tp == 1 else 2 * layers + len(passes) + 1 + depth
+    # Between copies: tokens to their experts and back, a layer, and the letters home.
+    between = 0 if mesh.dp == 1 else 2 * layers + 1
+    exchange = (within + between) * EXCHANGE
     return RoundFloor(batch, 1e3 * seconds, 1e3 * exchange)
 
 
-def _weights_time(spec: ModelSpec, sizes: dict[str, int], draft: bool, tokens: int) -> float:
-    """Seconds to read the weights of one pass, or to compute with them if that takes longer."""
+def _weights_time(
+    spec: ModelSpec, sizes: dict[str, int], draft: bool, tokens: int, every: int
+) -> float:
+    """Seconds to read the weights of one pass, or to compute with them if that takes longer.
+
+    `tokens` of one copy, `every` of all.
+    """
     experts, chosen = _experts(spec)
-    hit = 1 - (1 - chosen / experts) ** tokens  # of the experts, on even routing
+    hit = 1 - (1 - chosen / experts) ** every  # of the experts, on even routing
     always = routed = 0
     for name, size in sizes.items():
         if name.startswith(spec.mtp_prefixes) != draft or _is_table(name):
@@ -142,8 +159,8 @@ def _weights_time(spec: ModelSpec, sizes: dict[str, int], draft: bool, tokens: i
         else:
             always += size
     # Two operations a weight and token; FP8 and MXFP4 weights have as many bytes or fewer.
-    active = always + routed * chosen / experts
-    return max((always + routed * hit) / BANDWIDTH, 2 * tokens * active / FLOPS)
+    work = 2 * (tokens * always + every * routed * chosen / experts)
+    return max((always + routed * hit) / BANDWIDTH, work / FLOPS)
 
 
 def _attention_time(
@@ -161,6 +178,7 @@ def _attention_time(
         assert isinstance(spec, CompressedSpec)
         index, keys, scores = _entries_read(spec, batch, tokens, context, draft)
         work = 4 * keys * spec.attention.heads / mesh.tp
+    index, scores = index / mesh.scan.count, scores / mesh.scan.count
     return max(ROW_BYTES * (index + keys) / BANDWIDTH, (work + scores) / FLOPS)
 
 

@@ -30,13 +30,14 @@ NARROWEST_PROMPT = 16
 
 @dataclass(frozen=True)
 class SteadyRun:
-    """`rounds` rounds, each in flight with those before it.
+    """`rounds` rounds of `rows` rows in all, each in flight with those before it.
 
     `seconds`: the host's, from letter to letter. `tokens`: decided in these rounds, of all rows.
     `host`: what the host did, `device`: each round from its first kernel's start to its last's end.
     """
 
     rounds: int
+    rows: int
     seconds: float
     tokens: int
     host: tuple[Span, ...]
@@ -61,7 +62,10 @@ class SteadyCounts:
 
 
 class SteadyDecode:
-    """An engine that only decodes: `batches` rows at once, `context` tokens behind each."""
+    """An engine that only decodes: `batches` rows at once, `context` tokens behind each.
+
+    Where there are several copies of the model, so many rows of each, which all do the same.
+    """
 
     def __init__(
         self, config: EngineConfig, batches: Sequence[int], mean: float | None, rounds: int
@@ -109,7 +113,8 @@ class SteadyDecode:
             for number, (begin, end) in enumerate(marks[skipped : skipped + rounds])
         )
         host = tuple(span for span in loop.spans if span.begin < ended)
-        return SteadyRun(rounds, ended - began, tokens, host, spans)
+        rows = batch * self.executor.copies
+        return SteadyRun(rounds, rows, ended - began, tokens, host, spans)
 
     def count(self, batch: int, rounds: int) -> SteadyCounts:
         """Run `rounds` rounds under the guard and, on a CUDA device, under the profiler."""
@@ -220,7 +225,7 @@ class _Loop:
                 plan = self._scheduler.plan()
             assert plan is not None, "every row decodes, and letters are read as they are due"
             with self._span(f"launch {self.launched}"):
-                self._executor.launch(plan)
+                self._executor.launch(plan.alike(self._executor.copies))
             self.launched += 1
             if self._slow_host:
                 with self._span("sleep"):
@@ -241,8 +246,8 @@ class _Loop:
         with self._span("await letter"):
             letter = self._executor.collect()
         with self._span("read letter"):
-            updates = self._scheduler.collect(letter, time.perf_counter())
-        self.tokens += sum(len(update.tokens) for update in updates)
+            self._scheduler.collect(letter, time.perf_counter())
+        self.tokens += sum(len(row.tokens) for copy in letter.each for row in copy.rows)
 
     @contextmanager
     def _span(self, name: str) -> Generator[None]:

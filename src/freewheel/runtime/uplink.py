@@ -14,10 +14,13 @@ from freewheel.ops.constraining import GUIDED
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.streams import Streams
 from freewheel.spec.adjustments import MAX_BAD_WORDS, MAX_BIASES, Adjustments
+from freewheel.spec.mesh import Share
 from freewheel.spec.plan import Admission, StepPlan
 from freewheel.spec.sampling import MAX_STOP_IDS
 from freewheel.state import InboxLayout
 from freewheel.state.letters import ADJUST_WORDS, ADMISSION_WORDS, PAGE_WRITE_WORDS
+
+ONLY = Share()
 
 
 class Uplink:
@@ -34,15 +37,18 @@ class Uplink:
         streams: Streams,
         counters: Counters,
         tell: Callable[[Tensor], None] = lambda letter: None,
+        replica: Share = ONLY,
     ) -> None:
         """inbox: int32 [layout.words], static, on the device.
 
-        `tell` shows each letter, int32 [layout.words] on the host, to the other ranks.
+        `tell` shows each letter, int32 [copies, layout.words] on the host, to the other ranks.
+        `replica`: to which of the model's copies the inbox belongs.
         """
         self._tell = tell
         self._layout = layout
         self._inbox = inbox
-        self._staging = [streams.pages(layout.words) for _ in range(depth + 1)]
+        self._staging = [streams.pages(replica.count, layout.words) for _ in range(depth + 1)]
+        self._own = [staging[replica.index] for staging in self._staging]  # the same memory
         self._letters = [np.asarray(staging) for staging in self._staging]  # the same memory
         self._taken = [streams.mark() for _ in self._staging]
         self._turn = 0
@@ -52,7 +58,10 @@ class Uplink:
     def post(self, plan: StepPlan) -> None:
         """In the stream of rounds: copy the plan's letter to the device."""
         self._next()
-        pack(plan, self._layout, self._letters[self._turn])
+        letters = self._letters[self._turn]
+        letters[len(plan.each) :] = 0  # copies that idle
+        for own, letter in zip(plan.each, letters, strict=False):
+            pack(own, self._layout, letter)
         self._tell(self._staging[self._turn])
         self._send()
 
@@ -67,7 +76,7 @@ class Uplink:
         self._taken[self._turn].wait()  # long passed: its round's letter came home
 
     def _send(self) -> None:
-        self._streams.copy(self._inbox, self._staging[self._turn])
+        self._streams.copy(self._inbox, self._own[self._turn])
         self._taken[self._turn].set()
         self._counters.uploads += 1
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from freewheel.spec.adjustments import Adjustments
 from freewheel.spec.cache import CacheGroup
@@ -74,7 +74,8 @@ class StepPlan:
     A feed brings the rectangle's own tokens and the one behind it, which the drafter reads at a
     chunk's last position; a row's first feed also those before the rectangle, whose pages were
     found. See `feed_bound`. Only rounds of shape TABLES bring a `table`; only guided ones bring
-    `masks`, one or None for each row.
+    `masks`, one or None for each row. `others`: what the other copies of the model do in the same
+    round, of the same shape; those that are not named idle.
     """
 
     round_id: int
@@ -85,6 +86,16 @@ class StepPlan:
     page_writes: tuple[PageWrite, ...]
     table: TableWrite | None = None
     masks: tuple[MaskWrite | None, ...] = ()
+    others: tuple[StepPlan, ...] = ()
+
+    @property
+    def each(self) -> tuple[StepPlan, ...]:
+        """What each copy of the model does, in their order."""
+        return (self, *self.others)
+
+    def alike(self, copies: int) -> StepPlan:
+        """The round in which `copies` copies all do this."""
+        return replace(self, others=(self,) * (copies - 1))
 
 
 @dataclass(frozen=True)
@@ -121,10 +132,19 @@ class RowResult:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The letter home of round `round_id`, one entry for each of the plan's rows, in order."""
+    """The letter home of round `round_id`, one entry for each of the plan's rows, in order.
+
+    `others`: those of the other copies of the model.
+    """
 
     round_id: int
     rows: tuple[RowResult, ...]
+    others: tuple[StepResult, ...] = ()
+
+    @property
+    def each(self) -> tuple[StepResult, ...]:
+        """What came of each copy of the model, in their order."""
+        return (self, *self.others)
 
 
 def feed_bound(shape: StepShape, row_width: int) -> int:

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from freewheel.errors import RankError
-from freewheel.runtime.parallel.group import Groups, gather_into, lost
+from freewheel.errors import ConfigError, RankError
+from freewheel.runtime.parallel.group import Groups, form_mesh, gather_into, lost
 from freewheel.spec.shape import StepShape
 
 _dist = cast(Any, dist)  # half of its members lack types
@@ -38,6 +38,8 @@ class Task(IntEnum):
     REPLAY = 4
     MIRROR = 5
     """Take over the static tensors of rank 0."""
+    READS = 6
+    """Say how many host reads were counted."""
 
 
 NO_SHAPE = StepShape(1, 1, 0)
@@ -59,10 +61,23 @@ class Channel:
     def __init__(self, groups: Groups, why: Callable[[], str]) -> None:
         self.rank, self.ranks = groups.rank, groups.ranks
         self._groups, self._why = groups, why
+        self._formed: tuple[int, int] | None = None
         self._header = torch.zeros(HEADER, dtype=torch.int64)
         self._words = np.asarray(self._header)  # the same memory
         self._digest = torch.zeros(DIGEST, dtype=torch.uint8)
         self._digests = torch.zeros(self.ranks, DIGEST, dtype=torch.uint8)
+
+    def form(self, tp: int, dp: int) -> None:
+        """On all, once: join the groups of a mesh of `dp` copies, each shared by `tp` ranks.
+
+        Raises ConfigError if the ranks are not so many, or have formed another mesh.
+        """
+        if self._formed == (tp, dp):
+            return
+        if self._formed is not None or tp * dp != self.ranks:
+            raise ConfigError(f"tp: {self.ranks} ranks cannot form {dp} copies of {tp}")
+        self._formed = (tp, dp)
+        self._meet(lambda: form_mesh(self._groups, tp, dp, self._why))
 
     def tell(self, order: Order, payload: Tensor | None = None) -> None:
         """On rank 0. `payload`: `order.size` bytes of host memory."""
@@ -97,14 +112,26 @@ class Channel:
         self._meet(lambda: _dist.broadcast(_bytes(tensor), 0, group=self._groups.world))
 
     def agree(self, what: str, digest: bytes) -> None:
-        """On all: raise RankError, naming the ranks, unless all come with the same digest."""
+        """On all: raise RankError, naming the ranks, unless all of a copy of the model come with
+        the same digest."""
         np.asarray(self._digest)[:] = np.frombuffer(digest, dtype=np.uint8)
         self._meet(lambda: gather_into(self._digests, self._digest, self._groups.control))
-        found = np.asarray(self._digests)
-        others = np.flatnonzero((found != found[0]).any(axis=1))
-        if len(others):
-            ranks = ", ".join(str(rank) for rank in others)
-            raise RankError(f"check_ranks: rank {ranks} decided otherwise than rank 0 in {what}")
+        tp = self.ranks if self._formed is None else self._formed[0]
+        found = np.asarray(self._digests).reshape(-1, tp, DIGEST)
+        differs = (found != found[:, :1]).any(axis=2)  # bool [copies, tp]
+        for copy, others in enumerate(differs):
+            if others.any():
+                ranks = ", ".join(str(copy * tp + rank) for rank in np.flatnonzero(others))
+                raise RankError(
+                    f"check_ranks: rank {ranks} decided otherwise than rank {copy * tp} in {what}"
+                )
+
+    def counts(self, own: int) -> list[int]:
+        """On all: every rank's number, in the order of ranks."""
+        numbers = torch.zeros(self.ranks, dtype=torch.int64)
+        given = torch.tensor([own], dtype=torch.int64)
+        self._meet(lambda: gather_into(numbers, given, self._groups.control))
+        return [int(number) for number in np.asarray(numbers)]
 
     def _send(self, tensor: Tensor) -> None:
         self._meet(lambda: _dist.broadcast(tensor, 0, group=self._groups.control))

@@ -49,6 +49,7 @@ class Crew:
 
     def __init__(self, device: str, ranks: int) -> None:
         self.device, self.ranks = device, ranks
+        self.shape: tuple[int, int] | None = None
         self._engines = 0
         self._lost = ""
         self._channel: Channel | None = None
@@ -60,10 +61,15 @@ class Crew:
         return self._channel
 
     def lead(self, description: str) -> Leader:
-        """Have every rank open an engine as `description` says, and lead it."""
+        """Have every rank open an engine as `description` says, and lead it.
+
+        The description says which mesh: the others form it when they read that.
+        """
+        assert self.shape is not None, "the crew was assembled"
         raw = torch.frombuffer(bytearray(description.encode()), dtype=torch.uint8)
         engine, self._engines = self._engines, self._engines + 1
         self.channel.tell(Order(Task.OPEN, engine, raw.numel()), raw)
+        self.channel.form(*self.shape)
         return Leader(self.channel, engine, self.check)
 
     def check(self) -> None:
@@ -86,7 +92,7 @@ class Crew:
                 "tp: this process is in a group of torch.distributed already, which an engine "
                 "with several ranks makes for itself"
             )
-        self._groups = open_groups(self.device, 0, self.ranks, store, self.why, local)
+        self._groups = open_groups(self.device, 0, self.ranks, store, local)
         self._channel = Channel(self._groups, self.why)
 
     def close(self) -> None:
@@ -169,14 +175,16 @@ class LocalCrew(Crew):
         else:
             self._lost = f"rank {first.local_rank + 1} ended with exit code {first.exitcode}"
         if self.device == "cuda" and self._groups is not None:
-            self._groups.world.abort()
+            self._groups.abort()
 
 
-def assemble(device: str, ranks: int) -> Crew:
-    """The crew that this process leads; started if there is none yet.
+def assemble(device: str, tp: int, dp: int = 1) -> Crew:
+    """The crew that this process leads, of `dp` copies that `tp` ranks share each; started if there
+    is none yet.
 
     Raises ConfigError if it leads another mesh, RankError if a rank does not start.
     """
+    ranks = tp * dp
     if any(crew.why_now() for crew in _CREWS):
         dismiss()  # an engine made anew gets new ranks
     for crew in _CREWS:
@@ -185,21 +193,24 @@ def assemble(device: str, ranks: int) -> Crew:
                 f"tp: this process leads {crew.ranks} ranks on {crew.device} already, and cannot "
                 f"lead {ranks} on {device} as well"
             )
+        if crew.shape not in (None, (tp, dp)):
+            raise ConfigError(f"dp: this process leads ranks of tp, dp = {crew.shape} already")
+        crew.shape = (tp, dp)
         return crew
     if device == "cuda" and torch.cuda.device_count() < ranks:
         raise ConfigError(
             f"tp: {ranks} ranks need as many CUDA devices, and there are "
             f"{torch.cuda.device_count()}"
         )
-    return _enlist(LocalCrew(device, ranks))
+    crew = _enlist(LocalCrew(device, ranks))
+    crew.shape = (tp, dp)
+    return crew
 
 
 def join_launched(launched: Launched, device: str) -> Channel:
     """Meet ranks that a launcher started: rank 0 gets a crew to lead, the others their channel."""
     if launched.rank:
-        groups = open_groups(
-            device, launched.rank, launched.ranks, None, lambda: "", launched.local
-        )
+        groups = open_groups(device, launched.rank, launched.ranks, None, launched.local)
         return Channel(groups, lambda: "")
     crew = _enlist(Crew(device, launched.ranks))
     crew.meet(None, launched.local)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from freewheel.errors import RankError
 from freewheel.ops import join_group
-from freewheel.spec.mesh import LAYER_RANKS
+from freewheel.spec.mesh import LAYER_RANKS, REPLICA_RANKS
 
 _dist = cast(Any, dist)  # half of its members lack types
 
@@ -53,6 +53,30 @@ class TorchGroup:
             raise lost(self.why(), error) from error
         return parts
 
+    def scatter_sum(self, x: Tensor) -> Tensor:
+        own = x.new_empty(x.shape[1:])
+        try:
+            scatter_sum_into(own, x, self.group)
+        except RuntimeError as error:
+            raise lost(self.why(), error) from error
+        return own
+
+    def exchange(self, x: Tensor) -> Tensor:
+        received = torch.empty_like(x)
+        try:
+            _dist.all_to_all_single(received, x, group=self.group)
+        except RuntimeError as error:
+            raise lost(self.why(), error) from error
+        return received
+
+
+def scatter_sum_into(own: Tensor, x: Tensor, group: Any) -> None:
+    """own [...] becomes this rank's part of the sum of every rank's x [ranks, ...]."""
+    if "reduce_scatter_single" in vars(dist):
+        _dist.reduce_scatter_single(own.view(-1), x.view(-1), group=group)
+    else:
+        _dist.reduce_scatter_tensor(own.view(-1), x.view(-1), group=group)
+
 
 def gather_into(parts: Tensor, x: Tensor, group: Any) -> None:
     """parts [ranks, *x.shape] becomes every rank's x. Newer versions of torch call it otherwise."""
@@ -71,18 +95,24 @@ def lost(why: str, error: RuntimeError) -> RankError:
 
 @dataclass(frozen=True)
 class Groups:
-    """`control`: of all ranks, on the host. `world`: of all ranks, on the device."""
+    """`control`: of all ranks, on the host. `world`: of all ranks, on the device. `parts`: those of
+    the mesh that this rank is in, on the device."""
 
     control: Any
     world: Any
     ranks: int
     rank: int
+    device: str
+    parts: list[Any] = field(default_factory=list[Any])
+
+    def abort(self) -> None:
+        """Let nothing on the device wait for a rank that is gone."""
+        for group in (*self.parts, self.world):
+            group.abort()
 
 
-def open_groups(
-    device: str, rank: int, ranks: int, store: Any, why: Callable[[], str], local: int
-) -> Groups:
-    """Meet the other ranks, and join the groups that ops name.
+def open_groups(device: str, rank: int, ranks: int, store: Any, local: int) -> Groups:
+    """Meet the other ranks. Groups that ops name are joined by `form_mesh`.
 
     `store`: where ranks find each other; None takes what a launcher says in the environment.
     `local`: which CUDA device of this machine is the rank's.
@@ -92,10 +122,18 @@ def open_groups(
     _dist.init_process_group(
         BACKENDS[device], store=store, rank=rank, world_size=ranks, timeout=MEETING
     )
-    mesh = init_device_mesh(device, (1, ranks), mesh_dim_names=("dp", "tp"))
-    join_group(LAYER_RANKS, TorchGroup(mesh.get_group("tp"), ranks, why))
     control = _dist.new_group(backend="gloo", timeout=IDLE)
-    return Groups(control, mesh.get_group("tp"), ranks, rank)
+    return Groups(control, _dist.group.WORLD, ranks, rank, device)
+
+
+def form_mesh(groups: Groups, tp: int, dp: int, why: Callable[[], str]) -> None:
+    """Join the groups that ops name, as a rank of `dp` copies of a model that `tp` ranks share."""
+    names = (REPLICA_RANKS, LAYER_RANKS)
+    mesh = init_device_mesh(groups.device, (dp, tp), mesh_dim_names=names)
+    for name, ranks in zip(names, (dp, tp), strict=True):
+        group = mesh.get_group(name)
+        groups.parts.append(group)
+        join_group(name, TorchGroup(group, ranks, why))
 
 
 def meeting_place(file: str, ranks: int) -> Any:

@@ -33,7 +33,11 @@ class Peers(Protocol):
         ...
 
     def agree(self, what: str, digest: bytes) -> None:
-        """Raise RankError unless every rank comes with the same digest."""
+        """Raise RankError unless every rank of this copy comes with the same digest."""
+        ...
+
+    def reads(self, own: int) -> list[int]:
+        """Host reads that every rank has counted, in the order of ranks; this one `own`."""
         ...
 
     def check(self) -> None:
@@ -53,6 +57,9 @@ class Alone:
     def mirror(self, tensors: Iterable[Tensor]) -> None: ...
 
     def agree(self, what: str, digest: bytes) -> None: ...
+
+    def reads(self, own: int) -> list[int]:
+        return [own]
 
     def check(self) -> None: ...
 
@@ -82,6 +89,10 @@ class Leader:
     def agree(self, what: str, digest: bytes) -> None:
         self.channel.agree(what, digest)
 
+    def reads(self, own: int) -> list[int]:
+        self.channel.tell(Order(Task.READS, self.engine))
+        return self.channel.counts(own)
+
     def check(self) -> None:
         self.gone()
 
@@ -104,5 +115,8 @@ class Follower:
 
     def agree(self, what: str, digest: bytes) -> None:
         self.channel.agree(what, digest)
+
+    def reads(self, own: int) -> list[int]:
+        return self.channel.counts(own)
 
     def check(self) -> None: ...
