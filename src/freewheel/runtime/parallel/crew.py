@@ -32,7 +32,7 @@ from freewheel.runtime.parallel.peers import Leader
 
 _dist = cast(Any, dist)  # half of its members lack types
 
-STARTING = 120.0
+STARTING = 300.0
 """Seconds that a rank has to start and to say so."""
 
 ENDING = 10.0
