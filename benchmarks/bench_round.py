@@ -28,6 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from stream_floor import Sizes as StreamSizes
 from stream_floor import stream_floor
 from torch import Tensor
 from torch.autograd.profiler_util import FunctionEvent
@@ -374,7 +375,8 @@ def _floor_bytes(spec: Spec, case: Case, size: float) -> float:
     The head, caches and what is never quantised count as bfloat16, the router as float32.
     """
     if isinstance(spec, CompressedSpec):
-        return stream_floor(spec, case.batch, case.context, case.depth)
+        sizes = StreamSizes(size, size)
+        return stream_floor(spec, case.batch, case.context, case.depth, sizes)
     width, join = case.shape.width, 2 * spec.hidden_size**2 * size
     layers = sum(_layer_bytes(spec, case, sparse, width, size) for sparse in spec.sparse_layers)
     draft = _layer_bytes(spec, case, True, width, size) + join

@@ -3,58 +3,73 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from freewheel.spec.compressed import CompressedSpec, LayerKind
 
 BF16, FLOAT = 2, 4
 
 
-def stream_floor(spec: CompressedSpec, batch: int, context: int, depth: int) -> float:
+class Sizes(NamedTuple):
+    """Bytes of a weight: of projections, and of experts, the shared one among the projections."""
+
+    projections: float = BF16
+    experts: float = BF16
+
+
+def stream_floor(
+    spec: CompressedSpec, batch: int, context: int, depth: int, sizes: Sizes = Sizes()
+) -> float:
     """Bytes of `batch` rows at `context` tokens, verifying `depth` drafts and writing as many.
 
-    As the engine stores them: routers, gates and stream weights in float32, the rest in
-    bfloat16. Experts count by how many of them so many tokens choose on average.
+    As the engine stores them: routers, gates and stream weights in float32; compressors, caches
+    and heads in bfloat16; the rest as `sizes` says. Experts count by how many of them so many
+    tokens choose on average.
     """
     width = 1 + depth
-    target = sum(_layer(spec, kind, batch, width, context) for kind in spec.kinds)
+    target = sum(_layer(spec, kind, batch, width, context, sizes) for kind in spec.kinds)
     sliding = LayerKind.SLIDING
-    join = BF16 * 2 * spec.hidden_size**2
-    drafts = _layer(spec, sliding, batch, width, context) + join
-    drafts += (depth - 1) * (_layer(spec, sliding, batch, 1, context) + join)
+    join = sizes.projections * 2 * spec.hidden_size**2
+    drafts = _layer(spec, sliding, batch, width, context, sizes) + join
+    drafts += (depth - 1) * (_layer(spec, sliding, batch, 1, context, sizes) + join)
     heads = (1 + depth) * BF16 * spec.vocab_size * spec.hidden_size
     return target + drafts + heads
 
 
-def _layer(spec: CompressedSpec, kind: LayerKind, batch: int, width: int, context: int) -> float:
+def _layer(
+    spec: CompressedSpec, kind: LayerKind, batch: int, width: int, context: int, sizes: Sizes
+) -> float:
     tokens, hidden = batch * width, spec.hidden_size
     return (
-        _attention(spec, kind, batch, tokens, context)
-        + _experts(spec, tokens)
+        _attention(spec, kind, batch, tokens, context, sizes)
+        + _experts(spec, tokens, sizes)
         + 2 * FLOAT * (2 + spec.hyper.streams) * spec.hyper.streams**2 * hidden
     )
 
 
 def _attention(
-    spec: CompressedSpec, kind: LayerKind, batch: int, tokens: int, context: int
+    spec: CompressedSpec, kind: LayerKind, batch: int, tokens: int, context: int, sizes: Sizes
 ) -> float:
     own, index, hidden = spec.attention, spec.indexer, spec.hidden_size
-    elements = hidden * (own.q_lora_rank + own.head_dim)
-    elements += own.heads * own.head_dim * (own.q_lora_rank + own.group_rank)
-    elements += hidden * own.groups * own.group_rank
+    weights = hidden * (own.q_lora_rank + own.head_dim)
+    weights += own.heads * own.head_dim * (own.q_lora_rank + own.group_rank)
+    weights += hidden * own.groups * own.group_rank
     rows = tokens * min(context, own.window)
-    read = 0.0
+    plain, read = 0.0, 0.0
     if kind is LayerKind.HEAVY:
-        elements += 2 * own.head_dim * hidden
+        plain += 2 * own.head_dim * hidden
         rows += tokens * (context // spec.ratio(kind))
     elif kind is LayerKind.SPARSE:
         entries = context // spec.ratio(kind)
-        elements += 4 * (own.head_dim + index.dim) * hidden
+        plain += 4 * (own.head_dim + index.dim) * hidden + batch * entries * index.dim
         read += FLOAT * index.heads * hidden
-        elements += index.heads * index.dim * own.q_lora_rank + batch * entries * index.dim
+        weights += index.heads * index.dim * own.q_lora_rank
         rows += tokens * min(entries, index.topk)
-    return read + BF16 * (elements + rows * own.head_dim)
+    return read + sizes.projections * weights + BF16 * (plain + rows * own.head_dim)
 
 
-def _experts(spec: CompressedSpec, tokens: int) -> float:
+def _experts(spec: CompressedSpec, tokens: int, sizes: Sizes) -> float:
     moe, hidden = spec.moe, spec.hidden_size
     chosen = moe.experts * (1 - (1 - moe.top_k / moe.experts) ** tokens)
-    return BF16 * 3 * hidden * moe.width * (chosen + moe.shared) + FLOAT * moe.experts * hidden
+    weights = sizes.experts * chosen + sizes.projections * moe.shared
+    return 3 * hidden * moe.width * weights + FLOAT * moe.experts * hidden
