@@ -23,6 +23,10 @@ def _hyper_enter(of: Sizes) -> tuple[Any, ...]:
     return (*_stream("hyper_open", of), of.draw(7, 16, dtype=of.wide), 1e-6)
 
 
+def _hyper_cross(of: Sizes) -> tuple[Any, ...]:
+    return (*_stream("hyper_close", of), *_hyper_enter(of)[1:])
+
+
 def _place_heads(of: Sizes) -> tuple[Any, ...]:
     cache, key, weight, eps, positions, table, slots = _stream("store_key", of)
     return cache, of.draw(8, *of.lead, 2, 24), 1e-5, key, weight, eps, positions, table, slots
@@ -56,6 +60,7 @@ def _store_entries(of: Sizes, ratio: int = RATIO, windows: int = 2) -> tuple[Any
 
 
 STEP_CASES: dict[str, Callable[[Sizes], tuple[Any, ...]]] = {
+    "hyper_cross": _hyper_cross,
     "hyper_enter": _hyper_enter,
     "place_heads": _place_heads,
     "store_entries": _store_entries,

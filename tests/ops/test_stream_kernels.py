@@ -103,6 +103,21 @@ def test_a_layer_is_entered_alike_at_all_widths(streams: int, dim: int) -> None:
     check("hyper_enter", args)
 
 
+@pytest.mark.parametrize("tokens", [1, 9, 70])
+def test_a_layer_is_left_and_the_next_entered_alike_at_all_widths(tokens: int) -> None:
+    streams, dim = 4, 260
+    rows, size = (2 + streams) * streams, streams * dim
+    left = (
+        draw(1, 1, tokens, dim),
+        draw(2, 1, tokens, streams, dim) * 3,
+        draw(3, 1, tokens, streams),
+        draw(4, 1, tokens, streams, streams),
+    )
+    weight = draw(5, rows, size) / size**0.5 * 2
+    entered = (draw(6, rows), ints(1, 2, 3).float(), 1e-6, 1e-6, 20, draw(7, dim), 1e-5)
+    check("hyper_cross", (*left, weight, *entered))
+
+
 def test_every_op_of_the_family_has_a_kernel() -> None:
     named = STREAM_CASES.keys() | STEP_CASES.keys()
     assert {name for name in named if (name, "cuda") not in IMPLEMENTATIONS} == set()

@@ -58,9 +58,11 @@ class DeepseekV4:
         """Streams [B, W, N * D] behind the last layer."""
         streams = spread(self.embedding(view.tokens), self.spec.hyper.streams)  # [B, W, N, D]
         sight = whole_sight(self.spec, view, cache)
-        for layer in self.layers:
-            streams = layer(streams, view, cache, sight)
-        return streams.flatten(2)
+        first, *others = self.layers
+        left = first(streams, view, cache, sight)
+        for layer in others:
+            left = layer(left, view, cache, sight)
+        return left.close().flatten(2)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float [..., V] of streams [..., N * D]."""

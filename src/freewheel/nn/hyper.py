@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,6 +12,23 @@ from freewheel import ops
 from freewheel.nn.norm_rope import Norm
 from freewheel.nn.source import WeightSource, wide_dtype
 from freewheel.spec.compressed import CompressedSpec, HyperSpec
+
+
+@dataclass(frozen=True)
+class Left:
+    """A layer's output, and what puts it back: its streams are not mixed until the next is entered.
+
+    That one op leaves a layer and enters the next saves a pass over the streams.
+    """
+
+    y: Tensor  # [B, W, D]
+    streams: Tensor  # [B, W, N, D]
+    post: Tensor  # float [B, W, N]
+    mix: Tensor  # float [B, W, N, N]
+
+    def close(self) -> Tensor:
+        """The next streams [B, W, N, D]."""
+        return ops.hyper_close(self.y, self.streams, self.post, self.mix)
 
 
 @dataclass(frozen=True)
@@ -23,25 +41,17 @@ class HyperConnection:
     scale: Tensor  # float32 [3]
     norm_eps: float
 
-    def open(self, streams: Tensor, norm: Norm) -> tuple[Tensor, Tensor, Tensor]:
-        """Of streams [B, W, N, D]: the normed input [B, W, D], and the weights `close` takes."""
-        own = self.spec
-        x, post, mix = ops.hyper_enter(
-            streams,
-            self.weight,
-            self.base,
-            self.scale,
-            self.norm_eps,
-            own.eps,
-            own.iterations,
-            norm.weight,
-            norm.eps,
-        )
-        return x, post, mix
-
-    def close(self, y: Tensor, streams: Tensor, post: Tensor, mix: Tensor) -> Tensor:
-        """The next streams [B, W, N, D], of the output y [B, W, D] and the streams before it."""
-        return ops.hyper_close(y, streams, post, mix)
+    def through(self, before: Tensor | Left, norm: Norm, layer: Callable[[Tensor], Tensor]) -> Left:
+        """`layer`, of the normed input [B, W, D] that the streams [B, W, N, D] before it give."""
+        spec = self.spec
+        own = (self.weight, self.base, self.scale, self.norm_eps, spec.eps, spec.iterations)
+        if isinstance(before, Left):
+            left = (before.y, before.streams, before.post, before.mix)
+            streams, x, post, mix = ops.hyper_cross(*left, *own, norm.weight, norm.eps)
+        else:
+            streams = before
+            x, post, mix = ops.hyper_enter(streams, *own, norm.weight, norm.eps)
+        return Left(layer(x), streams, post, mix)
 
 
 @dataclass(frozen=True)

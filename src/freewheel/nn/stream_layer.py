@@ -9,7 +9,7 @@ from torch import Tensor
 
 from freewheel.nn.clamped_moe import ClampedMoe, load_clamped_moe
 from freewheel.nn.compressed import CompressedAttention, load_compressed_attention
-from freewheel.nn.hyper import HyperConnection, load_hyper_connection
+from freewheel.nn.hyper import HyperConnection, Left, load_hyper_connection
 from freewheel.nn.norm_rope import Norm, load_wide_norm
 from freewheel.nn.sight import Sight
 from freewheel.nn.source import WeightSource
@@ -28,7 +28,7 @@ class RopeTables:
 
 @dataclass(frozen=True)
 class StreamLayer:
-    """Streams in, streams out."""
+    """Streams in, streams out, once the next layer is entered or they are asked for."""
 
     attention_hyper: HyperConnection
     attention_norm: Norm
@@ -37,14 +37,14 @@ class StreamLayer:
     moe_norm: Norm
     moe: ClampedMoe | Summed[ClampedMoe]
 
-    def __call__(self, streams: Tensor, view: StepView, cache: CachePool, sight: Sight) -> Tensor:
-        """[B, W, N, D] of streams [B, W, N, D]."""
-        x, post, mix = self.attention_hyper.open(streams, self.attention_norm)
-        y = self.attention(x, view, cache, sight)
-        streams = self.attention_hyper.close(y, streams, post, mix)
-        x, post, mix = self.moe_hyper.open(streams, self.moe_norm)
-        y = self.moe(x, view.tokens)
-        return self.moe_hyper.close(y, streams, post, mix)
+    def __call__(
+        self, before: Tensor | Left, view: StepView, cache: CachePool, sight: Sight
+    ) -> Left:
+        """Of streams [B, W, N, D], or of what the layer below left."""
+        attended = self.attention_hyper.through(
+            before, self.attention_norm, lambda x: self.attention(x, view, cache, sight)
+        )
+        return self.moe_hyper.through(attended, self.moe_norm, lambda x: self.moe(x, view.tokens))
 
 
 def load_stream_layer(

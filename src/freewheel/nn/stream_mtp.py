@@ -52,7 +52,7 @@ class StreamMtp:
         token = self.token_join(self.token_norm(self.embedding(view.tokens)))  # [B, W, D]
         joined = token[:, :, None] + self.hidden_join(self.hidden_norm(streams))
         sight = window_sight(self.spec, view, cache)
-        return self.layer(joined, view, cache, sight).flatten(2)
+        return self.layer(joined, view, cache, sight).close().flatten(2)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Float [..., V] of streams [..., N * D]."""

@@ -92,7 +92,13 @@ from freewheel.ops.registry import (
 )
 from freewheel.ops.scoring import score
 from freewheel.ops.sinks import sink_attention
-from freewheel.ops.steps import hyper_enter, place_heads, store_entries, window_attention
+from freewheel.ops.steps import (
+    hyper_cross,
+    hyper_enter,
+    place_heads,
+    store_entries,
+    window_attention,
+)
 
 __all__ = [
     "HELD",
@@ -135,6 +141,7 @@ __all__ = [
     "guide",
     "hyper_close",
     "hyper_collapse",
+    "hyper_cross",
     "hyper_enter",
     "hyper_open",
     "index_logits",

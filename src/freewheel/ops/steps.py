@@ -42,6 +42,39 @@ def hyper_enter(
     return SPECIFICATIONS["rms_norm"](x, layer_weight, layer_eps), post, mix
 
 
+def _fake_hyper_cross(
+    y: Tensor, streams: Tensor, *_: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    out = torch.empty_like(streams, memory_format=torch.contiguous_format)
+    return out, *_fake_hyper_enter(streams)
+
+
+@op(
+    "hyper_cross(Tensor y, Tensor streams, Tensor post, Tensor mix, Tensor weight, Tensor base, "
+    "Tensor scale, float norm_eps, float eps, int iterations, Tensor layer_weight, "
+    "float layer_eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_fake_hyper_cross,
+)
+def hyper_cross(
+    y: Tensor,  # [..., D]  the output of the layer that is left
+    streams: Tensor,  # [..., N, D]
+    post: Tensor,  # float [..., N]
+    mix: Tensor,  # float [..., N, N]
+    weight: Tensor,  # float [(2 + N) * N, N * D]  of the layer that is entered, as those behind it
+    base: Tensor,  # float [(2 + N) * N]
+    scale: Tensor,  # float [3]
+    norm_eps: float,
+    eps: float,
+    iterations: int,
+    layer_weight: Tensor,  # float [D]
+    layer_eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # [..., N, D], [..., D], float [..., N], [..., N, N]
+    """From one layer into the next: `hyper_close`, and `hyper_enter` of the streams it gives."""
+    streams = SPECIFICATIONS["hyper_close"](y, streams, post, mix)
+    own = (weight, base, scale, norm_eps, eps, iterations, layer_weight, layer_eps)
+    return streams, *SPECIFICATIONS["hyper_enter"](streams, *own)
+
+
 @op(
     "place_heads(Tensor(a!) cache, Tensor query, float query_eps, Tensor key, Tensor norm_weight, "
     "float key_eps, Tensor positions, Tensor rope_table, Tensor slots) -> Tensor",

@@ -8,11 +8,14 @@ token's whole mix. Slices are `SLICE` elements: a sum's order depends on the mod
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.dense import warps_for
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -160,22 +163,30 @@ def _enter(
     streams, part_in, size_in, base, scale, weight, out, post_out, mix_out, norm_eps, eps,
     layer_eps, parts, D,
     N: tl.constexpr, ITERATIONS: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One program collapses a token's streams and norms the result; another one balances."""
     token = tl.program_id(0).to(tl.int64)
-    inverse = _inverse_size(size_in, token, parts, N * D, norm_eps, PARTS)
     if tl.program_id(1) == 0:
-        nth = tl.arange(0, BLOCK_N)
+        nth, d = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK)
+        gain = tl.load(weight + d, mask=d < D, other=0).to(tl.float32)
+        follow(CHAINED)
+        values = ()  # asked for before the sums that their shares follow from
+        for j in tl.static_range(N):
+            values += (tl.load(streams + (token * N + j) * D + d, mask=d < D, other=0),)
+        inverse = _inverse_size(size_in, token, parts, N * D, norm_eps, PARTS)
         pre = _logits(part_in, token, parts, 0, N, (2 + N) * N, PARTS, BLOCK_N) * inverse
         pre = pre * tl.load(scale) + tl.load(base + nth, mask=nth < N, other=0)
-        share, d = _sigmoid(pre) + eps, tl.arange(0, BLOCK)
-        total = _summed(streams, share, token, d, D, N, BLOCK_N, BLOCK)
+        share = _sigmoid(pre) + eps
+        total = tl.zeros((BLOCK,), tl.float32)
+        for j in tl.static_range(N):
+            total += tl.sum(tl.where(nth == j, share, 0.0), 0) * values[j].to(tl.float32)
         x = total.to(out.dtype.element_ty).to(tl.float32)  # as an x of its own would be rounded
-        x = x * (1 / tl.sqrt(tl.sum(x * x, 0) / D + layer_eps))
-        x = x * tl.load(weight + d, mask=d < D, other=0).to(tl.float32)
+        x = x * (1 / tl.sqrt(tl.sum(x * x, 0) / D + layer_eps)) * gain
         tl.store(out + token * D + d, x.to(out.dtype.element_ty), mask=d < D)
     else:
+        follow(CHAINED)
+        inverse = _inverse_size(size_in, token, parts, N * D, norm_eps, PARTS)
         _store_mix(
             part_in, inverse, base, scale, token, post_out, mix_out, eps, parts,
             N, ITERATIONS, PARTS, BLOCK_N,
@@ -275,18 +286,40 @@ def hyper_enter(
     if weight.dtype != torch.float32 or streams.dtype == torch.float64:
         args = (streams, weight, base, scale, norm_eps, eps, iterations, layer_weight, layer_eps)
         return SPECIFICATIONS["hyper_enter"](*args)
-    streams, lead, (count, dim) = streams.contiguous(), streams.shape[:-2], streams.shape[-2:]
+    streams = streams.contiguous()
+    mixing = Mixing(base, scale, norm_eps, eps, iterations, layer_weight, layer_eps)
+    return launch_enter(streams, _slices(streams, weight) if streams.numel() else None, mixing)
+
+
+class Mixing(NamedTuple):
+    """How a layer is entered once the logits of its mix are there: arguments of `hyper_enter`."""
+
+    base: Tensor
+    scale: Tensor
+    norm_eps: float
+    eps: float
+    iterations: int
+    layer_weight: Tensor
+    layer_eps: float
+
+
+def launch_enter(
+    streams: Tensor, sliced: tuple[Tensor, Tensor] | None, own: Mixing
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(x, post, mix) of contiguous streams and what `_slices` gives of them; None: no tokens."""
+    lead, (count, dim) = streams.shape[:-2], streams.shape[-2:]
     x = streams.new_empty((*lead, dim))
-    post = weight.new_empty((*lead, count))
-    mix = weight.new_empty((*lead, count, count))
-    if streams.numel():
-        products, squares = _slices(streams, weight)
+    post = own.base.new_empty((*lead, count))
+    mix = own.base.new_empty((*lead, count, count))
+    if sliced is not None:
+        products, squares = sliced
         parts, block = squares.shape[1], triton.next_power_of_2(dim)
         _enter[(squares.shape[0], 2)](
-            streams, products, squares, base, scale, layer_weight, x, post, mix, norm_eps, eps,
-            layer_eps, parts, dim,
-            N=count, ITERATIONS=iterations, PARTS=triton.next_power_of_2(parts),
-            BLOCK_N=triton.next_power_of_2(count), BLOCK=block, num_warps=warps_for(block),
+            streams, products, squares, own.base, own.scale, own.layer_weight, x, post, mix,
+            own.norm_eps, own.eps, own.layer_eps, parts, dim,
+            N=count, ITERATIONS=own.iterations, PARTS=triton.next_power_of_2(parts),
+            BLOCK_N=triton.next_power_of_2(count), BLOCK=block, CHAINED=CHAINED,
+            num_warps=warps_for(block), launch_pdl=CHAINED,
         )  # fmt: skip
     return x, post, mix
 

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From one layer on parallel streams into the next, in two launches.
+
+The first closes the layer that is left, a slice of every stream a program, and while it holds the
+new elements multiplies them by the weights of the layer that is entered. Those weights are on their
+way before the kernel in front has ended. The second adds the slices up, in ascending order, as
+`hyper` does. Slices are `SLICE` elements of a stream: a sum's order depends on the model alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from freewheel.ops.cuda.chain import CHAINED, release, wait
+from freewheel.ops.cuda.hyper import Mixing, launch_enter
+from freewheel.ops.registry import SPECIFICATIONS, implement
+
+SLICE = 128
+"""Elements of each stream that one program closes."""
+
+FEW, SOME = 8, 64
+"""Up to FEW tokens have programs of their own, up to SOME share one by four, more by sixteen."""
+
+
+@triton.jit
+def _close_slice(
+    y, streams, post, mix, weight, out, part_out, size_out, n, D,
+    N: tl.constexpr, M: tl.constexpr, TOKENS: tl.constexpr, SLICE: tl.constexpr,
+    BLOCK_M: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Of a slice: the next streams, their products with `weight` [M, N * D], and their squares."""
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    d, m = part * SLICE + tl.arange(0, SLICE), tl.arange(0, BLOCK_M)
+    inside = d < D
+    rows = ()
+    for j in tl.static_range(N):
+        own = weight + m[:, None] * (N * D) + (j * D + d)[None, :]
+        rows += (tl.load(own, mask=(m < M)[:, None] & inside[None, :], other=0),)
+    wait(CHAINED)
+    for index in range(TOKENS):
+        token = (tl.program_id(0) * TOKENS + index).to(tl.int64)
+        there = inside & (token < n)
+        added = tl.load(y + token * D + d, mask=there, other=0).to(tl.float32)
+        values = ()
+        for j in tl.static_range(N):
+            value = tl.load(streams + (token * N + j) * D + d, mask=there, other=0)
+            values += (value.to(tl.float32),)
+        product = tl.zeros((BLOCK_M, SLICE), tl.float32)
+        square = tl.zeros((SLICE,), tl.float32)
+        for k in tl.static_range(N):
+            total = tl.load(post + token * N + k, mask=token < n, other=0) * added
+            for j in tl.static_range(N):
+                share = tl.load(mix + (token * N + j) * N + k, mask=token < n, other=0)
+                total += share * values[j]
+            value = total.to(out.dtype.element_ty)
+            tl.store(out + (token * N + k) * D + d, value, mask=there)
+            new = value.to(tl.float32)
+            product += rows[k] * new[None, :]
+            square += new * new
+        cell = token * parts + part
+        tl.store(part_out + cell * M + m, tl.sum(product, 1), mask=(m < M) & (token < n))
+        tl.store(size_out + cell, tl.sum(square, 0), mask=token < n)
+    release(CHAINED)
+
+
+def _close_and_slice(
+    y: Tensor, streams: Tensor, post: Tensor, mix: Tensor, weight: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """The next streams; products float32 [n, P, M] and squares [n, P] of n tokens, None of none."""
+    out, (count, dim), rows = torch.empty_like(streams), streams.shape[-2:], weight.shape[0]
+    n, parts = streams.numel() // (count * dim), triton.cdiv(dim, SLICE)
+    if not n:
+        return out, None
+    products = torch.empty((n, parts, rows), dtype=torch.float32, device=out.device)
+    squares = torch.empty((n, parts), dtype=torch.float32, device=out.device)
+    tokens = 1 if n <= FEW else 4 if n <= SOME else 16
+    _close_slice[(triton.cdiv(n, tokens), parts)](
+        y, streams, post, mix, weight, out, products, squares, n, dim,
+        N=count, M=rows, TOKENS=tokens, SLICE=SLICE, BLOCK_M=triton.next_power_of_2(rows),
+        CHAINED=CHAINED, num_warps=8, launch_pdl=CHAINED,
+    )  # fmt: skip
+    return out, (products, squares)
+
+
+@implement("hyper_cross", "cuda")
+def hyper_cross(
+    y: Tensor,
+    streams: Tensor,
+    post: Tensor,
+    mix: Tensor,
+    weight: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm_eps: float,
+    eps: float,
+    iterations: int,
+    layer_weight: Tensor,
+    layer_eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    own = Mixing(base, scale, norm_eps, eps, iterations, layer_weight, layer_eps)
+    if weight.dtype != torch.float32 or streams.dtype == torch.float64:
+        return SPECIFICATIONS["hyper_cross"](y, streams, post, mix, weight, *own)
+    left = (y.contiguous(), streams.contiguous(), post.contiguous(), mix.contiguous())
+    out, sliced = _close_and_slice(*left, weight)
+    return out, *launch_enter(out, sliced, own)
