@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.experts import PAIRS, Tile, _down, _sort_pairs, _sum_choices
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -38,8 +39,9 @@ def _store_routes(weights_out, ids_out, token, weights, ids, scale, nth, TOP_K: 
 @triton.jit
 def _route_best(
     logits, bias, weights_out, ids_out, scale, E,
-    TOP_K: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+    TOP_K: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     expert, nth = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
     left = expert < E
@@ -68,7 +70,8 @@ def route_best(logits: Tensor, bias: Tensor, top_k: int, scale: float) -> tuple[
         _route_best[(ids.numel() // top_k,)](
             logits.contiguous(), bias, weights, ids, scale, experts,
             TOP_K=top_k, BLOCK=triton.next_power_of_2(experts),
-            BLOCK_K=triton.next_power_of_2(top_k), num_warps=1,
+            BLOCK_K=triton.next_power_of_2(top_k), CHAINED=CHAINED, num_warps=1,
+            launch_pdl=CHAINED,
         )  # fmt: skip
     return weights, ids
 
@@ -76,8 +79,9 @@ def route_best(logits: Tensor, bias: Tensor, top_k: int, scale: float) -> tuple[
 @triton.jit
 def _route_by_token(
     logits, table, tokens, weights_out, ids_out, scale, E,
-    TOP_K: tl.constexpr, BLOCK_K: tl.constexpr,
+    TOP_K: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     nth = tl.arange(0, BLOCK_K)
     line = table + tl.load(tokens + token).to(tl.int64) * TOP_K
@@ -99,7 +103,8 @@ def route_by_token(
     if ids.numel():
         _route_by_token[(tokens.numel(),)](
             logits.contiguous(), table, tokens.contiguous(), weights, ids, scale,
-            logits.shape[-1], TOP_K=top_k, BLOCK_K=triton.next_power_of_2(top_k), num_warps=1,
+            logits.shape[-1], TOP_K=top_k, BLOCK_K=triton.next_power_of_2(top_k), CHAINED=CHAINED,
+            num_warps=1, launch_pdl=CHAINED,
         )  # fmt: skip
     return weights, ids
 

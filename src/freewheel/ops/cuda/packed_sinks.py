@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.chain import CHAINED
 from freewheel.ops.cuda.packed_attention import in_registers
 from freewheel.ops.cuda.packing import power_of, views
 from freewheel.ops.cuda.sinks import HEADS, PART, SCRATCH, STAGES, STEP, WARPS, join_parts, mix_in
@@ -150,5 +151,6 @@ def _attend(
     pairs = min(64, block // 2)
     join_parts[(count, heads, triton.cdiv(dim, 2 * pairs))](
         mixed, high, total, sinks, *turned, out, parts, heads,
-        DIM=dim, SPAN=span, PARTS=triton.next_power_of_2(max(1, parts)), BLOCK=pairs, num_warps=1,
+        DIM=dim, SPAN=span, PARTS=triton.next_power_of_2(max(1, parts)), BLOCK=pairs,
+        CHAINED=CHAINED, num_warps=1, launch_pdl=CHAINED,
     )  # fmt: skip

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.keys import turn_tail
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -48,8 +49,9 @@ def _attend_part(
     query, keys, slots, entries, entry_slots, part_out, high_out, total_out, scale, K, E,
     key_parts, H,
     DIM: tl.constexpr, BLOCK: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr,
-    HEADS: tl.constexpr,
+    HEADS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     n, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     h = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
     real = h < H
@@ -88,8 +90,10 @@ def _attend_part(
 def join_parts(
     part_in, high_in, total_in, sinks, positions, table, out, parts, H,
     DIM: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """`BLOCK` pairs of a head's output, turned back if SPAN is not 0."""
+    follow(CHAINED)
     n, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     d = 2 * pair[:, None] + tl.arange(0, 2)[None, :]
@@ -199,11 +203,12 @@ def _attend_piece(
     _attend_part[(count, parts, triton.cdiv(heads, HEADS))](
         query, *own, *more, mixed, high, total, scale, width, others, key_parts, heads,
         DIM=dim, BLOCK=block, PART=PART, STEP=STEP if query.dtype == torch.bfloat16 else 16,
-        HEADS=HEADS, num_warps=WARPS, num_stages=STAGES,
+        HEADS=HEADS, CHAINED=CHAINED, num_warps=WARPS, num_stages=STAGES, launch_pdl=CHAINED,
     )  # fmt: skip
     positions, table, span = turned
     pairs = min(64, block // 2)
     join_parts[(count, heads, triton.cdiv(dim, 2 * pairs))](
         mixed, high, total, sinks, positions, table, out, parts, heads,
-        DIM=dim, SPAN=span, PARTS=triton.next_power_of_2(max(1, parts)), BLOCK=pairs, num_warps=1,
+        DIM=dim, SPAN=span, PARTS=triton.next_power_of_2(max(1, parts)), BLOCK=pairs,
+        CHAINED=CHAINED, num_warps=1, launch_pdl=CHAINED,
     )  # fmt: skip
