@@ -21,8 +21,8 @@ class Left:
     That one op leaves a layer and enters the next saves a pass over the streams.
     """
 
-    y: Tensor  # [B, W, D]
-    streams: Tensor  # [B, W, N, D]
+    y: Tensor  # float [B, W, D]
+    streams: Tensor  # float [B, W, N, D]
     post: Tensor  # float [B, W, N]
     mix: Tensor  # float [B, W, N, N]
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From one layer on parallel streams into the next, in two launches.
+"""From one layer on parallel streams into the next: for few tokens, in two launches.
 
 The first closes the layer that is left, a slice of every stream a program, and while it holds the
 new elements multiplies them by the weights of the layer that is entered. Those weights are on their
 way before the kernel in front has ended. The second adds the slices up, in ascending order, as
-`hyper` does. Slices are `SLICE` elements of a stream: a sum's order depends on the model alone.
+`hyper` does. More tokens are closed and entered apart: a program for each would read the weights
+once a token, and one that takes tokens in turn waits for each of them.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, release, wait
-from freewheel.ops.cuda.hyper import Mixing, launch_enter
+from freewheel.ops.cuda.hyper import Mixing, hyper_close, hyper_enter, launch_enter
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 SLICE = 128
 """Elements of each stream that one program closes."""
 
-FEW, SOME = 8, 64
-"""Up to FEW tokens have programs of their own, up to SOME share one by four, more by sixteen."""
+FEW = 8
+"""Tokens up to which each has programs of its own; for more, weights would be read too often."""
 
 
 @triton.jit
 def _close_slice(
-    y, streams, post, mix, weight, out, part_out, size_out, n, D,
-    N: tl.constexpr, M: tl.constexpr, TOKENS: tl.constexpr, SLICE: tl.constexpr,
-    BLOCK_M: tl.constexpr, CHAINED: tl.constexpr,
+    y, streams, post, mix, weight, out, part_out, size_out, D,
+    N: tl.constexpr, M: tl.constexpr, SLICE: tl.constexpr, BLOCK_M: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Of a slice: the next streams, their products with `weight` [M, N * D], and their squares."""
-    part, parts = tl.program_id(1), tl.num_programs(1)
+    token, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     d, m = part * SLICE + tl.arange(0, SLICE), tl.arange(0, BLOCK_M)
     inside = d < D
     rows = ()
@@ -40,47 +41,40 @@ def _close_slice(
         own = weight + m[:, None] * (N * D) + (j * D + d)[None, :]
         rows += (tl.load(own, mask=(m < M)[:, None] & inside[None, :], other=0),)
     wait(CHAINED)
-    for index in range(TOKENS):
-        token = (tl.program_id(0) * TOKENS + index).to(tl.int64)
-        there = inside & (token < n)
-        added = tl.load(y + token * D + d, mask=there, other=0).to(tl.float32)
-        values = ()
+    added = tl.load(y + token * D + d, mask=inside, other=0).to(tl.float32)
+    values = ()
+    for j in tl.static_range(N):
+        value = tl.load(streams + (token * N + j) * D + d, mask=inside, other=0)
+        values += (value.to(tl.float32),)
+    product = tl.zeros((BLOCK_M, SLICE), tl.float32)
+    square = tl.zeros((SLICE,), tl.float32)
+    for k in tl.static_range(N):
+        total = tl.load(post + token * N + k) * added
         for j in tl.static_range(N):
-            value = tl.load(streams + (token * N + j) * D + d, mask=there, other=0)
-            values += (value.to(tl.float32),)
-        product = tl.zeros((BLOCK_M, SLICE), tl.float32)
-        square = tl.zeros((SLICE,), tl.float32)
-        for k in tl.static_range(N):
-            total = tl.load(post + token * N + k, mask=token < n, other=0) * added
-            for j in tl.static_range(N):
-                share = tl.load(mix + (token * N + j) * N + k, mask=token < n, other=0)
-                total += share * values[j]
-            value = total.to(out.dtype.element_ty)
-            tl.store(out + (token * N + k) * D + d, value, mask=there)
-            new = value.to(tl.float32)
-            product += rows[k] * new[None, :]
-            square += new * new
-        cell = token * parts + part
-        tl.store(part_out + cell * M + m, tl.sum(product, 1), mask=(m < M) & (token < n))
-        tl.store(size_out + cell, tl.sum(square, 0), mask=token < n)
+            total += tl.load(mix + (token * N + j) * N + k) * values[j]
+        value = total.to(out.dtype.element_ty)
+        tl.store(out + (token * N + k) * D + d, value, mask=inside)
+        new = value.to(tl.float32)
+        product += rows[k] * new[None, :]
+        square += new * new
     release(CHAINED)
+    cell = token * parts + part
+    tl.store(part_out + cell * M + m, tl.sum(product, 1), mask=m < M)
+    tl.store(size_out + cell, tl.sum(square, 0))
 
 
 def _close_and_slice(
     y: Tensor, streams: Tensor, post: Tensor, mix: Tensor, weight: Tensor
-) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """The next streams; products float32 [n, P, M] and squares [n, P] of n tokens, None of none."""
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The next streams; products float32 [n, P, M] and squares [n, P] of n tokens."""
     out, (count, dim), rows = torch.empty_like(streams), streams.shape[-2:], weight.shape[0]
     n, parts = streams.numel() // (count * dim), triton.cdiv(dim, SLICE)
-    if not n:
-        return out, None
     products = torch.empty((n, parts, rows), dtype=torch.float32, device=out.device)
     squares = torch.empty((n, parts), dtype=torch.float32, device=out.device)
-    tokens = 1 if n <= FEW else 4 if n <= SOME else 16
-    _close_slice[(triton.cdiv(n, tokens), parts)](
-        y, streams, post, mix, weight, out, products, squares, n, dim,
-        N=count, M=rows, TOKENS=tokens, SLICE=SLICE, BLOCK_M=triton.next_power_of_2(rows),
-        CHAINED=CHAINED, num_warps=8, launch_pdl=CHAINED,
+    _close_slice[(n, parts)](
+        y, streams, post, mix, weight, out, products, squares, dim,
+        N=count, M=rows, SLICE=SLICE, BLOCK_M=triton.next_power_of_2(rows), CHAINED=CHAINED,
+        num_warps=8, launch_pdl=CHAINED,
     )  # fmt: skip
     return out, (products, squares)
 
@@ -104,5 +98,8 @@ def hyper_cross(
     if weight.dtype != torch.float32 or streams.dtype == torch.float64:
         return SPECIFICATIONS["hyper_cross"](y, streams, post, mix, weight, *own)
     left = (y.contiguous(), streams.contiguous(), post.contiguous(), mix.contiguous())
-    out, sliced = _close_and_slice(*left, weight)
-    return out, *launch_enter(out, sliced, own)
+    if 0 < y.numel() // y.shape[-1] <= FEW:
+        out, sliced = _close_and_slice(*left, weight)
+        return out, *launch_enter(out, sliced, own)
+    out = hyper_close(*left)
+    return out, *hyper_enter(out, weight, *own)

@@ -294,12 +294,12 @@ def hyper_enter(
 class Mixing(NamedTuple):
     """How a layer is entered once the logits of its mix are there: arguments of `hyper_enter`."""
 
-    base: Tensor
-    scale: Tensor
+    base: Tensor  # float32 [(2 + N) * N]
+    scale: Tensor  # float32 [3]
     norm_eps: float
     eps: float
     iterations: int
-    layer_weight: Tensor
+    layer_weight: Tensor  # float [D]
     layer_eps: float
 
 
