@@ -13,13 +13,11 @@ BF16, FLOAT = 2, 4
 class Sizes(NamedTuple):
     """Bytes of a weight: of projections, and of experts, the shared one among the projections."""
 
-    projections: float = BF16
-    experts: float = BF16
+    projections: float
+    experts: float
 
 
-def stream_floor(
-    spec: CompressedSpec, batch: int, context: int, depth: int, sizes: Sizes = Sizes()
-) -> float:
+def stream_floor(spec: CompressedSpec, batch: int, context: int, depth: int, sizes: Sizes) -> float:
     """Bytes of `batch` rows at `context` tokens, verifying `depth` drafts and writing as many.
 
     As the engine stores them: routers, gates and stream weights in float32; compressors, caches

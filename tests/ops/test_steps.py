@@ -15,7 +15,7 @@ from freewheel import ops
 from freewheel.graph import no_host_sync, trace_on_meta
 from freewheel.ops import SPECIFICATIONS
 from tests.ops.cases import Sizes, assert_close
-from tests.ops.step_cases import HEAVY_CASES, STEP_CASES, results
+from tests.ops.step_cases import HEAVY_CASES, STEP_CASES, WINDOW_CASES, results
 
 EVERY_STEP = pytest.mark.parametrize("name", sorted(STEP_CASES))
 SIZES = st.builds(
@@ -32,7 +32,8 @@ def registered(name: str) -> Any:
 
 
 def test_every_step_is_covered_here() -> None:
-    declared = {n for n, body in SPECIFICATIONS.items() if body.__module__ == "freewheel.ops.steps"}
+    homes = {f"freewheel.ops.{name}" for name in ("placing", "sharing", "steps")}
+    declared = {n for n, body in SPECIFICATIONS.items() if body.__module__ in homes}
     assert declared == set(STEP_CASES)
     assert declared <= set(ops.__all__)
 
@@ -41,7 +42,7 @@ def test_every_step_is_covered_here() -> None:
 @given(of=SIZES)
 @settings(max_examples=25, deadline=None)
 def test_the_cpu_body_agrees_with_the_specification(name: str, of: Sizes) -> None:
-    for cases in (STEP_CASES, HEAVY_CASES):
+    for cases in (STEP_CASES, HEAVY_CASES, WINDOW_CASES):
         if name in cases:
             args = cases[name](of)
             found, wanted = (

@@ -15,13 +15,19 @@ from torch import Tensor
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
 from tests.ops.cases import Sizes, draw, draw_pages, generator, ints, rope_angles
 from tests.ops.kernel_device import DEVICE, HAS_GPU, needs_kernels
-from tests.ops.step_cases import HEAVY_CASES, STEP_CASES, results
+from tests.ops.step_cases import HEAVY_CASES, STEP_CASES, WINDOW_CASES, results
 from tests.ops.stream_cases import STREAM_CASES, distinct
 
 pytestmark = needs_kernels
 
 STORES = ("store_key", "store_raw", "compress")
-MATRIX_OPS = ("sink_attention", "window_attention", "clamped_experts", "project_raw")
+MATRIX_OPS = (
+    "sink_attention",
+    "window_attention",
+    "clamped_experts",
+    "project_raw",
+    "shared_products",
+)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
 """Of the largest expected value, or of 1 if that is larger."""
@@ -84,7 +90,7 @@ def test_a_step_agrees_with_its_specification(name: str, seed: int, dtype: torch
     if not HAS_GPU and dtype == torch.bfloat16 and name in MATRIX_OPS:
         pytest.skip("the interpreter multiplies the bits of bfloat16 matrices")
     batch, width = [(1, 1), (2, 3), (3, 9), (4, 1), (0, 2), (2, 20)][seed]
-    for cases in (STEP_CASES, HEAVY_CASES):
+    for cases in (STEP_CASES, HEAVY_CASES, WINDOW_CASES):
         if name in cases:
             args = cases[name](Sizes(batch, width, seed, dtype))
             own = tuple(a.to(DEVICE) if isinstance(a, Tensor) else a for a in args)

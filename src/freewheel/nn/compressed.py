@@ -12,84 +12,96 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from freewheel.nn.compressor import Compressor, load_compressor
+from freewheel import ops
 from freewheel.nn.cut import check_even, inputs_of, outputs_of
-from freewheel.nn.entry_indexer import EntryIndexer, load_entry_indexer
-from freewheel.nn.linear import Projection, load_closing_linear, load_linear
-from freewheel.nn.norm_rope import Norm, load_wide_norm
-from freewheel.nn.rows import keys_of
-from freewheel.nn.sight import Sight
+from freewheel.nn.entry_indexer import EntryIndexer
+from freewheel.nn.linear import (
+    BlockLinear,
+    Linear,
+    Projection,
+    SplitLinear,
+    StackedLinear,
+    load_closing_linear,
+    load_linear,
+    load_stacked_linear,
+)
+from freewheel.nn.rows import keys_of, tensor_of
+from freewheel.nn.sight import EntrySight, Sight
 from freewheel.nn.source import WeightSource, wide_dtype
+from freewheel.nn.stream_inputs import StreamInputs, load_stream_inputs
 from freewheel.spec.compressed import CompressedSpec, LayerKind, SharedKvSpec
-from freewheel.spec.entry_groups import ENTRY, KEY, WINDOW
+from freewheel.spec.entry_groups import ENTRY, KEY
 from freewheel.state import CachePool, StepView
 
 
 @dataclass(frozen=True)
+class GroupedLinear:
+    """Each group of inputs through a weight of its own."""
+
+    weight: Tensor  # float [groups, out, in]
+
+    def __call__(self, x: Tensor) -> Tensor:  # [B, W, groups * in] -> [B, W, groups * out]
+        grouped = x.unflatten(-1, (self.weight.shape[0], -1))
+        return torch.einsum("bwgi,gri->bwgr", grouped, self.weight).flatten(2)
+
+
+@dataclass(frozen=True)
 class CompressedAttention:
-    """One layer's. Without a compressor it sees its window alone; with an indexer, picked entries;
-    with a compressor alone, all of them."""
+    """One layer's. Without entries it sees its window alone; with an indexer, picked entries; with
+    entries alone, all of them."""
 
     spec: SharedKvSpec
     kind: LayerKind
     layer: int
     query_norm_eps: float
-    q_a: Projection  # [q_lora, H]
-    q_a_norm: Norm
-    q_b: Projection  # [heads * head_dim, q_lora]
-    kv: Projection  # [head_dim, H]
-    kv_norm: Norm
+    inputs: StreamInputs
+    up: StackedLinear  # [heads * head_dim | Hi * Di, q_lora]
     sinks: Tensor  # float32 [heads]
-    group_down: Tensor  # float [groups, group_rank, group_width]
+    group_down: GroupedLinear | Linear | BlockLinear | SplitLinear
     output: Projection  # [H, groups * group_rank]
-    compressor: Compressor | None
     indexer: EntryIndexer | None
     rope_table: Tensor  # float32 [T, rope]
 
     def __call__(self, x: Tensor, view: StepView, cache: CachePool, sight: Sight) -> Tensor:
         """Attention output [B, W, H] of x [B, W, H]."""
         spec, table = self.spec, self.rope_table
-        q_latent = self.q_a_norm(self.q_a(x))  # [B, W, q_lora]
-        query = self.q_b(q_latent).unflatten(-1, (spec.heads, spec.head_dim))
-        keys = keys_of(cache, KEY, self.layer)
-        query = keys.place(
-            query,
+        own = sight.entries.get(self.kind)
+        latent, gates = self.inputs(x, view, cache, own)  # [B, W, q_lora], float [B, W, Hi]
+        heads, dim = (0, 2) if self.indexer is None else self.indexer.heads
+        query, index_query = ops.open_queries(
+            self.up.joined(latent),
+            spec.head_dim,
             self.query_norm_eps,
-            self.kv(x),
-            self.kv_norm.weight,
-            self.kv_norm.eps,
+            heads,
+            dim,
             view.positions,
             table,
-            view.write_slots[WINDOW],
-        )
-        entries, picks = self._entries(x, q_latent, view, cache, sight)
+        )  # [B, W, heads, head_dim], [B, W, Hi, Di]
+        keys = keys_of(cache, KEY, self.layer)
+        entries, picks = keys.tensor, sight.nothing
+        if own is not None:
+            entries = tensor_of(cache, ENTRY, self.layer)
+            picks = self._pick(index_query, gates, view, cache, own)
         mixed = keys.attend(
             query,
             sight.window,
-            keys.tensor if entries is None else entries,
+            entries,
             picks,
             self.sinks,
             spec.scale,
             view.positions,
             table,
         )  # [B, W, heads, head_dim]
-        grouped = mixed.flatten(2).unflatten(-1, (spec.groups, spec.group_width))
-        low = torch.einsum("bwgi,gri->bwgr", grouped, self.group_down)
-        return self.output(low.flatten(2))
+        return self.output(self.group_down(mixed.flatten(2)))
 
-    def _entries(
-        self, x: Tensor, q_latent: Tensor, view: StepView, cache: CachePool, sight: Sight
-    ) -> tuple[Tensor | None, Tensor]:
-        """The entries' cache [n_pages, page_rows, D or bytes], and the picks: int32 [B, W, E]."""
-        if self.compressor is None:
-            return None, sight.nothing
-        own = sight.entries[self.kind]
-        entries = keys_of(cache, ENTRY, self.layer)
-        self.compressor.store(x, entries, view, cache, own)
+    def _pick(
+        self, query: Tensor, gates: Tensor, view: StepView, cache: CachePool, own: EntrySight
+    ) -> Tensor:
+        """int32 [B, W, E]: slots of the entries attended to, -1 padded."""
         if self.indexer is not None:
-            return entries.tensor, self.indexer.select(x, q_latent, view, cache, own)
+            return self.indexer.select(query, gates, view, cache, own)
         assert own.slots is not None, "layers without an indexer see all entries of their kind"
-        return entries.tensor, own.slots
+        return own.slots
 
 
 def load_compressed_attention(
@@ -100,35 +112,38 @@ def load_compressed_attention(
     Ranks share the heads, and with them the groups that project what heads give. Keys, entries and
     the indexer are the same on all of them.
     """
-    own, width, eps = spec.attention, spec.hidden_size, spec.norm_eps
+    own, index, width = spec.attention, spec.indexer, spec.hidden_size
     kind = spec.kinds[layer] if layer < spec.layers else LayerKind.SLIDING
-    compressor = indexer = None
-    if kind is not LayerKind.SLIDING:
-        compressor = load_compressor(source, spec, f"{name}.compressor", layer, table)
-    if kind is LayerKind.SPARSE:
-        indexer = load_entry_indexer(source, spec, f"{name}.indexer", layer, table)
-    rows = outputs_of(share := source.mesh.layer)
-    check_even(share, own.groups, f"groups of {name}.wo_a")
-    down = source.dense(
-        f"{name}.wo_a.weight", (own.groups * own.group_rank, own.group_width), cut=rows
-    )
+    sparse = kind is LayerKind.SPARSE
+    indexer = EntryIndexer(index, layer, source.mesh.scan) if sparse else None
+    query = index.heads * index.dim if indexer else 0
+    share = source.mesh.layer
     local = replace(own, heads=len(share.of(own.heads)), groups=len(share.of(own.groups)))
+    up = ((f"{name}.wq_b", own.heads * own.head_dim), (f"{name}.indexer.wq_b", query))
     return CompressedAttention(
         spec=local,
         kind=kind,
         layer=layer,
-        query_norm_eps=eps,
-        q_a=load_linear(source, f"{name}.wq_a", own.q_lora_rank, width),
-        q_a_norm=load_wide_norm(source, f"{name}.q_norm", own.q_lora_rank, eps),
-        q_b=load_linear(source, f"{name}.wq_b", own.heads * own.head_dim, own.q_lora_rank, rows),
-        kv=load_linear(source, f"{name}.wkv", own.head_dim, width),
-        kv_norm=load_wide_norm(source, f"{name}.kv_norm", own.head_dim, eps),
+        query_norm_eps=spec.norm_eps,
+        inputs=load_stream_inputs(source, spec, name, layer, kind, table),
+        up=load_stacked_linear(source, up, own.q_lora_rank, (f"{name}.wq_b",)),
         sinks=source.tensor(
             f"{name}.attn_sink", (own.heads,), wide_dtype(source.dtype), inputs_of(share)
         ),
-        group_down=down.view(local.groups, own.group_rank, own.group_width),
+        group_down=_load_group_down(source, own, f"{name}.wo_a"),
         output=load_closing_linear(source, f"{name}.wo_b", width, own.groups * own.group_rank),
-        compressor=compressor,
         indexer=indexer,
         rope_table=table,
     )
+
+
+def _load_group_down(
+    source: WeightSource, own: SharedKvSpec, name: str
+) -> GroupedLinear | Linear | BlockLinear | SplitLinear:
+    """This rank's groups of `name`; a single one stays in the precision in which it is stored."""
+    share, rows = source.mesh.layer, own.groups * own.group_rank
+    check_even(share, own.groups, f"groups of {name}")
+    if len(share.of(own.groups)) == 1:
+        return load_linear(source, name, rows, own.group_width, outputs_of(share))
+    weight = source.dense(f"{name}.weight", (rows, own.group_width), cut=outputs_of(share))
+    return GroupedLinear(weight.view(-1, own.group_rank, own.group_width))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from freewheel import ops
 from freewheel.nn.matrix import concat_rows
 from freewheel.nn.norm_rope import Norm, load_wide_norm
 from freewheel.nn.rows import IndexKeys, Keys
@@ -20,7 +19,7 @@ from freewheel.state import CachePool, StepView
 
 @dataclass(frozen=True)
 class Compressor:
-    """One layer's, of its attention or of its indexer. What its projections give is float32.
+    """One layer's, of its attention or of its indexer. What is projected for it is float32.
 
     C channels: the entry's, or two for each of them where windows overlap: the first half serves
     the window after, the second half the own one.
@@ -28,23 +27,31 @@ class Compressor:
 
     layer: int
     raw_field: str
-    kv_gate: Tensor  # float [2 * C, H]
     bias: Tensor  # float32 [ratio, C]
     norm: Norm
     rope_table: Tensor  # float32 [T, rope]
 
+    @property
+    def channels(self) -> int:
+        """C."""
+        return self.bias.shape[1]
+
+    def arguments(self, cache: CachePool) -> tuple[Tensor, Tensor, Tensor]:
+        """Raw rows, bias and the weight of the norm, as `ops.place_inputs` takes them."""
+        return cache.layer(self.raw_field, self.layer), self.bias, self.norm.weight
+
     def store(
         self,
-        x: Tensor,
+        values: Tensor,
         entries: Keys | IndexKeys,
         view: StepView,
         cache: CachePool,
         sight: EntrySight,
     ) -> None:
-        """Store the raw rows of x [B, W, H] and, in `entries`, those that they complete."""
+        """Store raw rows, float [B, W, 2 * C], and, in `entries`, those that they complete."""
         entries.store_entries(
             cache.layer(self.raw_field, self.layer),
-            ops.project_raw(x, self.kv_gate),
+            values.contiguous(),
             view.positions,
             view.write_slots[sight.places.tail],
             self.bias,
@@ -59,15 +66,15 @@ class Compressor:
 
 def load_compressor(
     source: WeightSource, spec: CompressedSpec, name: str, layer: int, table: Tensor
-) -> Compressor:
-    """The one of a layer's attention, stored under `name`."""
+) -> tuple[Compressor, Tensor]:
+    """The one of a layer's attention, stored under `name`, and its projection [2 * C, H]."""
     return _load(source, spec, name, layer, table, spec.attention.head_dim, RAW)
 
 
 def load_index_compressor(
     source: WeightSource, spec: CompressedSpec, name: str, layer: int, table: Tensor
-) -> Compressor:
-    """The one of a layer's indexer, stored under `name`."""
+) -> tuple[Compressor, Tensor]:
+    """The one of a layer's indexer, stored under `name`, and its projection [2 * C, H]."""
     return _load(source, spec, name, layer, table, spec.indexer.dim, INDEX_RAW)
 
 
@@ -79,16 +86,16 @@ def _load(
     table: Tensor,
     dim: int,
     raw_field: str,
-) -> Compressor:
+) -> tuple[Compressor, Tensor]:
     kind, dtype = spec.kinds[layer], wide_dtype(source.dtype)
     channels = 2 * dim if kind is LayerKind.SPARSE else dim
     shape = (channels, spec.hidden_size)
     parts = tuple(source.dense(f"{name}.{part}.weight", shape) for part in ("wkv", "wgate"))
-    return Compressor(
+    own = Compressor(
         layer=layer,
         raw_field=raw_field,
-        kv_gate=concat_rows(parts),
         bias=source.tensor(f"{name}.ape", (spec.ratio(kind), channels), dtype),
         norm=load_wide_norm(source, f"{name}.norm", dim, spec.norm_eps),
         rope_table=table,
     )
+    return own, concat_rows(parts)

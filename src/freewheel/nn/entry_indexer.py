@@ -7,14 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from freewheel import ops
-from freewheel.nn.compressor import Compressor, load_index_compressor
 from freewheel.nn.indexer import pick
-from freewheel.nn.linear import Linear, Projection, load_linear, load_wide_linear
 from freewheel.nn.rows import index_keys_of
 from freewheel.nn.sight import EntrySight
-from freewheel.nn.source import WeightSource
-from freewheel.spec.compressed import CompressedSpec, EntryIndexerSpec
+from freewheel.spec.compressed import EntryIndexerSpec
 from freewheel.spec.entry_groups import INDEX_ENTRY
 from freewheel.spec.mesh import Share
 from freewheel.state import CachePool, StepView
@@ -24,44 +20,25 @@ from freewheel.state import CachePool, StepView
 class EntryIndexer:
     """Has entries of its own, smaller ones, over the same windows (report, equations 13-17).
 
-    `weights` (one gate a head) stays in float32: rounding it changes which entries are kept.
+    They are projected and stored with the attention's (`StreamInputs`), as are its gates.
     """
 
     spec: EntryIndexerSpec
-    compressor: Compressor
-    query: Projection  # [Hi * Di, q_lora]
-    weights: Linear  # float32 [Hi, H]
-    rope_table: Tensor  # float32 [T, rope]
+    layer: int
     scan: Share  # of the pages of entries
 
+    @property
+    def heads(self) -> tuple[int, int]:
+        """How many heads, and how wide one is."""
+        return self.spec.heads, self.spec.dim
+
     def select(
-        self, x: Tensor, q_latent: Tensor, view: StepView, cache: CachePool, sight: EntrySight
+        self, query: Tensor, gates: Tensor, view: StepView, cache: CachePool, sight: EntrySight
     ) -> Tensor:
-        """Store the indexer's entries of x [B, W, H], then pick: int32 [B, W, topk], -1 padded.
+        """int32 [B, W, topk], -1 padded, for query [B, W, Hi, Di] and gates float [B, W, Hi].
 
-        q_latent [B, W, q_lora] is the attention's normed query latent. The slots are of the
-        attention's entries as well: both share a page table.
+        The slots are of the attention's entries as well: both share a page table.
         """
-        spec = self.spec
-        entries = index_keys_of(cache, INDEX_ENTRY, self.compressor.layer)
-        self.compressor.store(x, entries, view, cache, sight)
-        query = self.query(q_latent).unflatten(-1, (spec.heads, spec.dim))  # [B, W, Hi, Di]
-        query = ops.rope_tail(query, view.positions, self.rope_table, False)
-        gates = self.weights(x) * (spec.heads * spec.dim) ** -0.5  # float [B, W, Hi]
-        table = view.table(sight.places.entries)
-        return pick(query, gates, entries, table, view.rows, sight.lens, spec.topk, self.scan)
-
-
-def load_entry_indexer(
-    source: WeightSource, spec: CompressedSpec, name: str, layer: int, table: Tensor
-) -> EntryIndexer:
-    """The indexer stored under `name`, of model layer `layer`."""
-    own, rank = spec.indexer, spec.attention.q_lora_rank
-    return EntryIndexer(
-        spec=own,
-        compressor=load_index_compressor(source, spec, f"{name}.compressor", layer, table),
-        query=load_linear(source, f"{name}.wq_b", own.heads * own.dim, rank),
-        weights=load_wide_linear(source, f"{name}.weights_proj", own.heads, spec.hidden_size),
-        rope_table=table,
-        scan=source.mesh.scan,
-    )
+        entries = index_keys_of(cache, INDEX_ENTRY, self.layer)
+        table, topk = view.table(sight.places.entries), self.spec.topk
+        return pick(query, gates, entries, table, view.rows, sight.lens, topk, self.scan)

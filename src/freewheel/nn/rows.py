@@ -189,3 +189,8 @@ def keys_of(cache: CachePool, field: str, layer: int) -> Keys:
     stored = cache.layer(field, layer)
     packed = isinstance(cache.field(field).packed, Fp8KeyRow)
     return Fp8Keys(stored) if packed else PlainKeys(stored)
+
+
+def tensor_of(cache: CachePool, field: str, layer: int) -> Tensor:
+    """Rows of model layer `layer` as they are stored."""
+    return cache.layer(field, layer)

@@ -82,6 +82,7 @@ from freewheel.ops.packed_keys import (
     fp8_store_index_entries,
     fp8_window_attention,
 )
+from freewheel.ops.placing import open_queries, place_inputs
 from freewheel.ops.quantised import block_experts, block_linear, mxfp4_experts
 from freewheel.ops.registry import (
     IMPLEMENTATIONS,
@@ -91,6 +92,7 @@ from freewheel.ops.registry import (
     load_kernels,
 )
 from freewheel.ops.scoring import score
+from freewheel.ops.sharing import parts_for, shared_products
 from freewheel.ops.sinks import sink_attention
 from freewheel.ops.steps import (
     hyper_cross,
@@ -155,11 +157,14 @@ __all__ = [
     "lookup",
     "mxfp4_experts",
     "norm_latents",
+    "open_queries",
     "open_query",
     "open_round",
     "open_step",
     "own_experts",
+    "parts_for",
     "place_heads",
+    "place_inputs",
     "plan_closings",
     "project_raw",
     "quantise_blocks",
@@ -172,6 +177,7 @@ __all__ = [
     "route_by_token",
     "scatter_sum",
     "score",
+    "shared_products",
     "silu_mul",
     "sink_attention",
     "sparse_mla",

@@ -63,6 +63,21 @@ def mix_window(
 
     FRESH: rows of positions from `first_fresh` on lie in `values`, one after the other.
     """
+    return mix_parts(
+        raw, bias, weight, table, window, raw_slots, values, 2 * C, 0, first_fresh, cell, eps,
+        C, D, RATIO, SPAN, ROPE, FRESH, 1, BLOCK, STEP,
+    )  # fmt: skip
+
+
+@triton.jit
+def mix_parts(
+    raw, bias, weight, table, window, raw_slots, values, pitch, apart, first_fresh, cell, eps,
+    C, D, RATIO,
+    SPAN: tl.constexpr, ROPE: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """The same of fresh rows `pitch` apart, each the sum of PARTS that are `apart` elements
+    apart."""
     d = tl.arange(0, BLOCK)
     inside = (d < D)[None, :]
     high = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -77,12 +92,14 @@ def mix_window(
         line = raw + slot.to(tl.int64)[:, None] * (2 * C) + channel
         if FRESH:
             ahead = (window + 1) * RATIO - SPAN + nth - first_fresh
-            new = values + ahead.to(tl.int64)[:, None] * (2 * C) + channel
+            new = values + ahead.to(tl.int64)[:, None] * pitch + channel
             fresh = live & (ahead >= 0)[:, None] & inside
             stored = live & (ahead < 0)[:, None] & inside
-            kv = tl.load(line, mask=stored, other=0) + tl.load(new, mask=fresh, other=0)
+            kv = tl.load(line, mask=stored, other=0)
             gate = tl.load(line + C, mask=stored, other=0)
-            gate += tl.load(new + C, mask=fresh, other=0)
+            for part in tl.static_range(PARTS):
+                kv += tl.load(new + part * apart, mask=fresh, other=0)
+                gate += tl.load(new + part * apart + C, mask=fresh, other=0)
         else:
             kv = tl.load(line, mask=live & inside, other=0)
             gate = tl.load(line + C, mask=live & inside, other=0)
