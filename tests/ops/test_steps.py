@@ -55,7 +55,9 @@ def test_the_cpu_body_agrees_with_the_specification(name: str, of: Sizes) -> Non
 @EVERY_STEP
 def test_schema_and_fake_describe_the_op(name: str) -> None:
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(registered(name), STEP_CASES[name](Sizes()), test_utils=checks)
+    # opcheck compares what it mutated by arithmetic that PyTorch does not have for FP8
+    cases = HEAVY_CASES if name == "shared_products" else STEP_CASES
+    torch.library.opcheck(registered(name), cases[name](Sizes()), test_utils=checks)
 
 
 @EVERY_STEP
