@@ -87,6 +87,7 @@ from freewheel.ops.quantised import block_experts, block_linear, mxfp4_experts
 from freewheel.ops.registry import (
     IMPLEMENTATIONS,
     SPECIFICATIONS,
+    kernels_lack,
     kernels_loaded,
     load_ahead,
     load_kernels,
@@ -149,6 +150,7 @@ __all__ = [
     "index_logits",
     "index_queries",
     "join_group",
+    "kernels_lack",
     "kernels_loaded",
     "layer_norm",
     "leave_group",

@@ -33,6 +33,9 @@ _LOADED: dict[str, Callable[[], int]] = {}
 _AHEAD: list[Callable[[Callable[[], object]], int]] = []
 """What `load_ahead` asks to do so, for each device with kernels."""
 
+_LACKING: dict[str, Callable[[], str | None]] = {}
+"""Device type -> why some of its kernels have stand-ins on this machine; None if none has."""
+
 _DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 
@@ -84,8 +87,17 @@ def load_kernels(device: str, cache: str | None = None) -> None:
         if "cuda" not in _LOADED:
             _AHEAD.append(cuda.compiling.load_ahead)
         _LOADED["cuda"] = cuda.compiling.loaded
+        _LACKING["cuda"] = cuda.native.lacking
         if cache is not None:
             cuda.compiling.keep_in(cache)
+
+
+def kernels_lack(device: str) -> str | None:
+    """Why kernels in CUDA C++ cannot run here and Triton's stand in; None if nothing is lacking.
+
+    Of a device whose kernels `load_kernels` has registered.
+    """
+    return _LACKING[device]() if device in _LACKING else None
 
 
 def kernels_loaded() -> int:

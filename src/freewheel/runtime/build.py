@@ -23,7 +23,7 @@ from freewheel.models import (
 )
 from freewheel.models.base import DraftHead, Model
 from freewheel.models.load import Stock, has_mtp_weights, take_stock
-from freewheel.ops import load_kernels
+from freewheel.ops import kernels_lack, load_kernels
 from freewheel.runtime.describe import describe
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.parallel import Alone, Channel, Follower, Peers, assemble
@@ -100,6 +100,7 @@ def build(
     torch.set_num_threads(config.threads)
     cache = str(kernel_cache_folder(config, decisions)) if device == "cuda" else None
     load_kernels(device, cache)
+    note_kernels(device, decisions)
     ladder = ladder or config.ladder()
     peers = _peers(config, device, ladder, mean, leader, mesh)
     loaded = _load(config, folder, device, dtype, sizes.row_width, drafter == "mtp", mesh, progress)
@@ -214,6 +215,15 @@ def resolve_device(config: EngineConfig, decisions: Decisions) -> str:
     if config.device == "cuda" and not found:
         raise ConfigError('device: "cuda", but PyTorch finds no CUDA device; use device="cpu"')
     return config.device
+
+
+def note_kernels(device: str, decisions: Decisions) -> None:
+    """Say what kernels for `device` are written in; nothing for a CPU."""
+    if device == "cuda":
+        load_kernels(device)
+        missing = kernels_lack(device)
+        value = "CUDA C++ and Triton" if missing is None else "Triton"
+        decisions.note("kernels", value, missing or "NVRTC is here to compile CUDA C++")
 
 
 def resolve_graph(config: EngineConfig, device: str, decisions: Decisions) -> str:

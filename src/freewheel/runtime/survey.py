@@ -13,6 +13,7 @@ from freewheel.models.manifest import Progress, verify_manifest
 from freewheel.nn.source import held_tensors
 from freewheel.runtime.build import (
     find_folder,
+    note_kernels,
     plan_groups,
     resolve_device,
     resolve_drafter,
@@ -65,6 +66,7 @@ def survey(config: EngineConfig) -> Survey:
     folder = find_folder(config)
     drafter = resolve_drafter(config, folder, decisions)
     device = resolve_device(config, decisions)
+    note_kernels(device, decisions)
     resolve_graph(config, device, decisions)
     dtype = resolve_dtype(config, device, decisions)
     found = sketch(config, folder, drafter, dtype)

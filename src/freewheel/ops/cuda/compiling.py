@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import triton
 
+from freewheel.ops.cuda import native
+
 _loaded: list[str] = []
 _first: list[Future[None]] = []
 
@@ -50,7 +52,7 @@ def keep_in(folder: str) -> None:
 
 def loaded() -> int:
     """Kernels compiled or read from disk since `keep_in`: each kept its first launch waiting."""
-    return len(_loaded)
+    return len(_loaded) + native.loaded()
 
 
 @contextmanager
@@ -68,10 +70,12 @@ def noted() -> Generator[list[Variant]]:
     before = triton.knobs.runtime.jit_cache_hook
     triton.knobs.runtime.jit_cache_hook = note
     try:
-        yield found
+        with native.left_out() as others:
+            yield found
     finally:
         triton.knobs.runtime.jit_cache_hook = before
         found += [(function, data) for (function, _), data in variants.items()]
+    found += others
 
 
 def load_ahead(dry_run: Callable[[], object]) -> int:

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words of ops/cuda/sources/parts.cuh for a machine without a GPU: the threads of a cluster are
+// fibres that take turns, each running until it meets a barrier that others have not reached.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+using std::max;
+using std::min;
+
+struct int2 { int x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+#define __device__
+#define __global__
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+
+struct Barrier {
+  int members = 0, arrived = 0, turn = 0;
+  void arrive() {
+    if (++arrived == members) arrived = 0, turn++;
+  }
+};
+
+struct Vote {
+  Barrier barrier;
+  int value[32];
+};
+
+struct Gathered {
+  Barrier barrier;
+  unsigned value[128][4];
+};
+
+struct Fibre {
+  ucontext_t context;
+  std::vector<char> stack;
+  int thread, block, cluster_turn;
+  bool done;
+};
+
+struct Blocks {
+  std::vector<Fibre> fibres;
+  std::vector<Barrier> inner;  // of a block
+  std::vector<Vote> votes;     // of a warp
+  std::vector<Gathered> rows;  // of four warps
+  Barrier all;
+  std::vector<char*> spaces;
+  int first, per_block;
+  Fibre* running;
+  ucontext_t home;
+  std::function<void()> body;
+};
+static Blocks* now;
+
+inline void pass() { swapcontext(&now->running->context, &now->home); }
+inline void meet(Barrier& barrier) {
+  int turn = barrier.turn;
+  barrier.arrive();
+  while (barrier.turn == turn) pass();
+}
+inline int thread() { return now->running->thread; }
+inline int lane() { return thread() & 31; }
+inline int warp() { return thread() >> 5; }
+inline int block() { return now->running->block; }
+inline void block_sync() { meet(now->inner[block() - now->first]); }
+inline void cluster_arrive() {
+  now->running->cluster_turn = now->all.turn;
+  now->all.arrive();
+}
+inline void cluster_wait() {
+  int turn = now->running->cluster_turn;
+  while (now->all.turn == turn) pass();
+}
+
+// What every lane of the warp gave, in `all`.
+inline void exchange(int value, int* all) {
+  Vote& vote = now->votes[((block() - now->first) * now->per_block + thread()) / 32];
+  vote.value[lane()] = value;
+  meet(vote.barrier);
+  memcpy(all, vote.value, sizeof vote.value);
+  meet(vote.barrier);
+}
+inline unsigned lanes_with(bool flag) {
+  int all[32];
+  exchange(flag, all);
+  unsigned bits = 0;
+  for (int i = 0; i < 32; i++) bits |= (unsigned)all[i] << i;
+  return bits;
+}
+inline int warp_sum(int value) {
+  int all[32], sum = 0;
+  exchange(value, all);
+  for (int one : all) sum += one;
+  return sum;
+}
+inline int from_lane(int value, int source) {
+  int all[32];
+  exchange(value, all);
+  return all[source & 31];
+}
+inline int lanes_behind(int value, int by) { return from_lane(value, min(lane() + by, 31)); }
+inline int lanes_before(int value, int by) { return from_lane(value, max(lane() - by, 0)); }
+inline int first_one(unsigned bits) { return std::countr_zero(bits); }
+inline void count_one(int* counter) { ++*counter; }
+inline int next_of(int* counter) { return (*counter)++; }
+inline float without_nan(float x) { return std::fmax(x, -INFINITY); }
+inline unsigned bits_of(float value) { return std::bit_cast<unsigned>(value); }
+inline void follow() {}
+inline void fetch(const void*) {}
+
+#define SHARED_SPACE(name) char* name = now->spaces[block() - now->first]
+inline int2 pair_of_block(const int* own, int rank) {
+  auto offset = (const char*)own - now->spaces[block() - now->first];
+  return *(const int2*)(now->spaces[rank] + offset);
+}
+
+inline float value_of(unsigned bits) { return std::bit_cast<float>(bits); }
+inline float relu(float x) { return x < 0 ? 0 : x; }
+inline float clipped(float x) { return x > 0 ? min(x, 1.0f) : 0; }
+inline float xor_lane(float value, int mask) {
+  return value_of(from_lane(bits_of(value), lane() ^ mask));
+}
+
+inline float e4m3(unsigned code) {
+  int exponent = code >> 3 & 15, digits = code & 7;
+  if ((code & 127) == 127) return NAN;
+  float size = exponent ? std::ldexp(8 + digits, exponent - 10) : std::ldexp(digits, -9);
+  return code & 128 ? -size : size;
+}
+inline unsigned code_of(float x) {
+  if (x != x) return 127;
+  float size = std::fabs(x);
+  unsigned best = 0;
+  for (unsigned code = 1; code < 127; code++) {
+    float off = std::fabs(size - e4m3(code)), now = std::fabs(size - e4m3(best));
+    if (off < now || (off == now && code % 2 == 0)) best = code;
+  }
+  return best | (std::signbit(x) ? 128 : 0);
+}
+inline unsigned codes_of(float a, float b, float c, float d) {
+  return code_of(a) | code_of(b) << 8 | code_of(c) << 16 | code_of(d) << 24;
+}
+
+// Copies are over when they begin.
+typedef unsigned long long Arrival;
+inline void open_arrival(Arrival*) {}
+inline void publish() {}
+inline void expect(Arrival*, int) {}
+inline void copy_in(void* to, const void* from, int bytes, Arrival*) { memcpy(to, from, bytes); }
+inline void await(Arrival*, int) {}
+inline Gathered& own_rows() {
+  return now->rows[((block() - now->first) * now->per_block + thread()) / 128];
+}
+inline void group_sync(int) { meet(own_rows().barrier); }
+static int column_bytes;
+inline unsigned long long columns_at(const void* start, int row_bytes) {
+  column_bytes = row_bytes;
+  return (uintptr_t)start >> 4;
+}
+inline void open_products() {}
+inline void close_products() {}
+template <int open, int n> void await_products(float (&)[n]) {}
+
+#ifdef FP8
+// The fragments of a matrix instruction, as the PTX ISA draws them for wgmma.
+template <int n>
+void multiply(float (&sums)[n], unsigned a, unsigned b, unsigned c, unsigned d,
+              unsigned long long columns, int more) {
+  Gathered& rows = own_rows();
+  unsigned own[4] = {a, b, c, d};
+  memcpy(rows.value[thread() % 128], own, sizeof own);
+  meet(rows.barrier);
+  for (int i = 0; i < n; i++) {
+    int row = lane() / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
+    auto right = (const unsigned char*)(columns << 4) + column / 8 * 8 * column_bytes +
+                 column % 8 * 16;
+    float sum = more ? sums[i] : 0;
+    for (int word = 0; word < 8; word++) {
+      int from = thread() % 128 / 32 * 32 + row % 8 * 4 + word % 4;
+      unsigned left = rows.value[from][row / 8 + word / 4 * 2], other;
+      memcpy(&other, right + word / 4 * 128 + word % 4 * 4, 4);
+      for (int at = 0; at < 32; at += FP8 ? 8 : 16)
+        sum += FP8 ? e4m3(left >> at & 255) * e4m3(other >> at & 255)
+                   : value_of(left >> at << 16) * value_of(other >> at << 16);
+    }
+    sums[i] = sum;
+  }
+  meet(rows.barrier);
+}
+#endif
+
+inline void enter() {
+  now->body();
+  now->running->done = true;
+  pass();
+}
+
+// Run `body` in `blocks` blocks of `threads`, `cluster` of them at a time.
+inline void run_blocks(int blocks, int cluster, int threads, int bytes, std::function<void()> body) {
+  std::vector<std::unique_ptr<char[]>> memory;
+  Blocks own;
+  now = &own;
+  own.body = std::move(body);
+  own.per_block = threads;
+  own.fibres.resize(cluster * threads);
+  for (int i = 0; i < cluster; i++) {
+    memory.emplace_back(new char[bytes + 128]);
+    own.spaces.push_back((char*)(((uintptr_t)memory.back().get() + 127) / 128 * 128));
+  }
+  for (own.first = 0; own.first < blocks; own.first += cluster) {
+    own.inner.assign(cluster, {threads});
+    own.votes.assign(cluster * threads / 32, {{32}, {}});
+    own.rows.assign(cluster * ((threads + 127) / 128), {{128}, {}});
+    own.all = {cluster * threads};
+    for (char* space : own.spaces) memset(space, 0xa5, bytes);
+    for (int i = 0; i < cluster * threads; i++) {
+      Fibre& fibre = own.fibres[i];
+      fibre.stack.resize(1 << 16);
+      fibre.thread = i % threads, fibre.block = own.first + i / threads, fibre.done = false;
+      getcontext(&fibre.context);
+      fibre.context.uc_stack.ss_sp = fibre.stack.data();
+      fibre.context.uc_stack.ss_size = fibre.stack.size();
+      makecontext(&fibre.context, enter, 0);
+    }
+    for (bool left = true; left;) {
+      left = false;
+      for (Fibre& fibre : own.fibres) {
+        if (fibre.done) continue;
+        left = true, own.running = &fibre;
+        swapcontext(&own.home, &fibre.context);
+      }
+    }
+  }
+}
