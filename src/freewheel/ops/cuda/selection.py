@@ -6,6 +6,9 @@ while it finds the threshold bit by bit: each of its lanes a few neighbours, so 
 add up their counts, but not their scores. What is above the threshold is kept, and of what equals
 it the lowest positions, in ascending order. Longer rows: `long_selection`. No sort, and no atomics:
 results do not depend on the order in which anything ran.
+
+That is what runs where CUDA C++ cannot be compiled (`native.lacking`); elsewhere
+`cluster_selection`, which gives the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, follow
+from freewheel.ops.cuda.cluster_selection import select_by_cluster
 from freewheel.ops.cuda.long_selection import select_long
+from freewheel.ops.cuda.native import lacking
 from freewheel.ops.cuda.ordering import find_threshold, ordered_key, write_slots
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -80,6 +85,9 @@ def topk_slots(
     if not out.numel():
         return out
     logits, kv_lens = logits.contiguous(), kv_lens.contiguous()
+    if logits.is_cuda and lacking() is None:
+        select_by_cluster(logits, page_table, rows, kv_lens, page_size, out)
+        return out
     if length > LANES * DEEPEST:
         select_long(logits, page_table, rows, kv_lens, page_size, out)
         return out
