@@ -134,8 +134,7 @@ class Fp8IndexKeys:
     def logits(
         self, query: Tensor, gates: Tensor, table: Tensor, rows: Tensor, lens: Tensor, skip: int
     ) -> Tensor:
-        del skip  # every key is scored
-        return ops.fp8_index_logits(query, gates, self.tensor, table, rows, lens)
+        return ops.fp8_index_logits(query, gates, self.tensor, table, rows, lens, skip)
 
 
 @dataclass(frozen=True)

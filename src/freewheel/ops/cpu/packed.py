@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import freewheel.ops.packed
 import freewheel.ops.packed_keys  # noqa: F401 - declares what this file implements
 from freewheel.ops.cpu.attention import index_logits, sparse_mla
 from freewheel.ops.cpu.compressed import rope_tail
 from freewheel.ops.cpu.sinks import sink_attention
 from freewheel.ops.dense import wide
+from freewheel.ops.packed import rounded_query
 from freewheel.ops.registry import implement
 from freewheel.ops.rows import read_index_pages, read_keys, read_latents
 
@@ -46,7 +46,9 @@ def fp8_index_logits(
     page_table: Tensor,
     rows: Tensor,
     kv_lens: Tensor,
+    skip: int = 0,
 ) -> Tensor:
+    del skip  # every key is scored
     page_size = index_keys.shape[1]
     columns = -(-max(kv_lens.flatten().tolist(), default=0) // page_size)
     pages = page_table.index_select(0, rows)[:, :columns]  # int32 [B, n]
@@ -56,6 +58,7 @@ def fp8_index_logits(
     table[used] = torch.arange(live.shape[0], dtype=torch.int32)
     keys = read_index_pages(index_keys, live, head_weights.dtype)
     own = torch.arange(rows.shape[0], dtype=torch.int32)
+    query = rounded_query(query, head_weights.dtype)
     logits = index_logits(query, head_weights, keys, table, own, kv_lens)
     beyond = (page_table.shape[1] - columns) * page_size
     return torch.nn.functional.pad(logits, (0, beyond), value=float("-inf"))

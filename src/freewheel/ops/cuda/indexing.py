@@ -4,6 +4,7 @@
 Keys are read through the row's page table, the next block while one is scored. All heads of all
 queries of a program stand side by side in one product, whose left side are the keys: so a key's
 sum over heads stays within four threads. Blocks behind the longest length are not looked at.
+`group_logits` does the same for long rows, where CUDA C++ can be compiled and the chip is Hopper.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, follow
+from freewheel.ops.cuda.group_logits import is_served, logits_by_groups
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 KEYS, WARPS, STAGES = 64, 4, 2
@@ -95,6 +97,10 @@ def index_logits(
     kv_lens: Tensor,
     skip: int = 0,
 ) -> Tensor:
+    room = page_table.shape[1] * index_keys.shape[1]
+    if is_served(query, head_weights, index_keys, room, packed=False):
+        args = (query, head_weights, index_keys, page_table, rows, kv_lens, skip)
+        return logits_by_groups(*args)
     if not _is_plain(query, head_weights, index_keys):
         args = (query, head_weights, index_keys, page_table, rows, kv_lens)
         return SPECIFICATIONS["index_logits"](*args)

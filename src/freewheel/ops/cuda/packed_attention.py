@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, follow
-from freewheel.ops.cuda.packing import views
+from freewheel.ops.cuda.group_logits import is_served, logits_by_groups
+from freewheel.ops.cuda.packing import codes_of, largest_of, tile_scale, views
 from freewheel.ops.cuda.streaming import widen_fp8
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -235,6 +236,11 @@ def _index_logits(
                 q = query + b * qb + w * qw + (at + h)[:, None] * qh + d[None, :]
                 q = tl.load(q, mask=real[:, None], other=0)  # [H, D]
                 gate = tl.load(gates + b * gb + w * gw + at + h, mask=real, other=0)
+                wide = q.to(tl.float32)
+                share = tile_scale(largest_of(wide, 1))  # as a key is rounded
+                parts = tl.broadcast_to(share[:, None], (BLOCK_H, DIM))
+                q = widen_fp8(codes_of(tl.div_rn(wide, parts)), ASM)
+                gate = gate * share
                 score = tl.dot(q, key, input_precision="ieee")  # float32 [H, KEYS]
                 score = tl.where(score > 0, score, tl.where(score <= 0, 0, score))  # keeps NaN
                 total += tl.sum(score * gate[:, None], 0)
@@ -251,8 +257,12 @@ def fp8_index_logits(
     page_table: Tensor,
     rows: Tensor,
     kv_lens: Tensor,
+    skip: int = 0,
 ) -> Tensor:
     args = (query, head_weights, index_keys, page_table, rows, kv_lens)
+    room = page_table.shape[1] * index_keys.shape[1]
+    if is_served(query, head_weights, index_keys, room, packed=True):
+        return logits_by_groups(*args, skip)
     if head_weights.dtype == torch.float64:
         return SPECIFICATIONS["fp8_index_logits"](*args)
     (batch, width, heads, dim), page_size = query.shape, index_keys.shape[1]
