@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels in CUDA C++ against the specifications, at the sizes that they are for."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
+from freewheel.ops.rows import write_index_keys
+from tests.ops.cases import ints
+
+LARGEST_ERROR = {True: 2**-6, False: 2e-5}
+"""Over packed keys and others, of the largest logit."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def native() -> Iterator[None]:
+    load_kernels("cuda")
+    module: Any = importlib.import_module("freewheel.ops.cuda.native")
+    if module.lacking() is not None:
+        pytest.skip(f"nothing in CUDA C++ runs here: {module.lacking()}")
+    yield
+
+
+def shuffled_pages(batch: int, columns: int) -> tuple[Tensor, Tensor]:
+    """(page table, rows), both on the device."""
+    table = (torch.randperm(batch * columns) + 1).int().view(batch, columns)
+    return table.cuda(), torch.arange(batch).int().flip(0).cuda()
+
+
+@pytest.mark.parametrize("columns", [40, 64, 512, 2048])
+@pytest.mark.parametrize("kind", ["random", "ties", "special", "equal", "one", "denormal"])
+def test_topk_is_the_specification_s_bit_for_bit(kind: str, columns: int) -> None:
+    torch.manual_seed(columns)
+    length, k = columns * 64, 512 if columns == 40 else 2048
+    table, rows = shuffled_pages(2, columns)
+    logits = torch.randn(2, 3, length)
+    if kind == "ties":
+        logits = (logits * 2).round() / 2
+    if kind == "special":
+        chance = torch.rand(logits.shape)
+        logits = logits.masked_fill(chance < 0.3, math.nan).masked_fill(chance > 0.6, -math.inf)
+        logits[0, 0, 3] = math.inf
+    if kind == "equal":
+        logits = torch.full_like(logits, -2.5)
+    if kind == "one":
+        logits = torch.zeros_like(logits)
+        logits[:, :, 517] = 1
+    if kind == "denormal":
+        logits = logits * 1e-42
+    lens = ints(length, length - 1, k, 0, k + 1, length // 2 + 5).view(2, 3).cuda()
+    args = (logits.cuda(), table, rows, lens, 64, k)
+    found = [IMPLEMENTATIONS["topk_slots", "cuda"](*args) for _ in range(3)]
+    expected = SPECIFICATIONS["topk_slots"](*args)
+    assert all(torch.equal(one, expected) for one in found)
+
+
+def index_case(packed: bool, heads: int, width: int, page: int) -> tuple[Any, ...]:
+    columns = 20480 // page
+    table, rows = shuffled_pages(3, columns)
+    length = columns * page
+    ends = torch.tensor([length - width + 1, 70, 20])
+    lens = (ends[:, None] + torch.arange(width)).int().cuda()
+    query = torch.randn(3, width, heads, 128, device="cuda").bfloat16()
+    query[0, 0, 1] = 0
+    keys = torch.randn(3 * columns + 1, page, 128, device="cuda")
+    if packed:
+        cache = torch.full((*keys.shape[:2], 132), 255, dtype=torch.uint8, device="cuda")
+        every = torch.arange(keys.shape[0] * page, device="cuda")
+        write_index_keys(cache, keys, every.view(-1, page))
+    else:
+        cache = keys.bfloat16()
+    return query, torch.randn(3, width, heads, device="cuda"), cache, table, rows, lens
+
+
+@pytest.mark.parametrize("page", [64, 128])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 6, 8, 11])
+@pytest.mark.parametrize("heads", [32, 64])
+@pytest.mark.parametrize("packed", [True, False])
+def test_index_logits_stay_within_their_error(
+    packed: bool, heads: int, width: int, page: int
+) -> None:
+    torch.manual_seed(width)
+    args = index_case(packed, heads, width, page)
+    name = "fp8_index_logits" if packed else "index_logits"
+    expected = SPECIFICATIONS[name](args[0], args[1].double(), *args[2:])
+    for skip in (0, 75):
+        found = IMPLEMENTATIONS[name, "cuda"](*args, skip)
+        seen = expected.isfinite() & (args[5].amax(1) > skip)[:, None, None]
+        off = (found.double() - expected)[seen].abs().max()
+        assert off <= LARGEST_ERROR[packed] * expected[seen].abs().max()
+        if skip == 0:
+            assert torch.equal(found.isneginf(), expected.isneginf())
+
+
+def test_a_query_s_logits_do_not_depend_on_the_width() -> None:
+    query, gates, *rest, lens = index_case(True, 64, 8, 64)
+    together = IMPLEMENTATIONS["fp8_index_logits", "cuda"](query, gates, *rest, lens)
+    for w in range(8):
+        piece = slice(w, w + 1)
+        args = (query[:, piece], gates[:, piece], *rest, lens[:, piece].contiguous())
+        alone = IMPLEMENTATIONS["fp8_index_logits", "cuda"](*args)
+        assert torch.equal(alone, together[:, piece])
