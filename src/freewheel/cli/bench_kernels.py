@@ -28,7 +28,7 @@ HELP = (
     "peer's. error: the norm of the difference from the op's specification over its norm; for "
     "top-k, how many picks differ.\n\n"
     "--peers names a folder with kernels of other projects; without it they are absent, and the "
-    "table says so. Their caches are FP8, ours bfloat16."
+    "table says so. Their caches are FP8; ours bfloat16, unless an op's name says FP8."
 )
 
 Peers = Annotated[Path | None, typer.Option(help="Folder of other projects' kernels.")]

@@ -2,9 +2,9 @@
 """Calls of single ops at real dimensions, the bytes and operations they need, and their error.
 
 Dimensions are those of DeepSeek-V3.2: 64 index heads of 128, latents of 512 + 64, top-k 2048.
-`heads` 16 is one rank's share of eight, 128 the whole. Caches are bfloat16, in pages of 64 tokens,
-rows' pages in random order. Several sets of inputs are used in turn, so that together they exceed
-what the L2 cache holds.
+`heads` 16 is one rank's share of eight, 128 the whole. Caches are bfloat16, or FP8 where an op's
+name says so, in pages of 64 tokens, rows' pages in random order. Several sets of inputs are used in
+turn, so that together they exceed what the L2 cache holds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from freewheel import ops
+from freewheel.ops.rows import write_index_keys
 
 PAGE, TOP_K = 64, 2048
 INDEX_HEADS, INDEX_DIM = 64, 128
@@ -26,7 +27,12 @@ ROTATED, MOST_SETS = 120_000_000, 8
 """Bytes that the sets should reach together (twice the L2 of an H200), and the most sets."""
 
 BANDWIDTH, BF16_RATE = 4.25e12, 790e12
-"""Bytes and operations a second that an H200 reaches in a large copy and a large product."""
+"""Bytes and operations a second that an H200 reaches in a large copy and a large product.
+
+In FP8 twice as many operations.
+"""
+
+INDEX_LOGITS = ("index_logits", "fp8_index_logits")
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Cell:
     @property
     def name(self) -> str:
         context = f" {self.context // 1024}k" if self.context else ""
-        heads = f" h{self.heads}" if self.op not in ("index_logits", "topk_slots") else ""
+        heads = f" h{self.heads}" if self.op not in (*INDEX_LOGITS, "topk_slots") else ""
         return f"b{self.batch} q{self.width}{context}{heads}"
 
     @property
@@ -55,12 +61,14 @@ class Cell:
 
         The keys that a query attends to count for that query alone, as peers count them.
         """
-        return 1e6 * max(self._bytes() / BANDWIDTH, self._operations() / BF16_RATE)
+        rate = 2 * BF16_RATE if self.op.startswith("fp8") else BF16_RATE
+        return 1e6 * max(self._bytes() / BANDWIDTH, self._operations() / rate)
 
     def _bytes(self) -> int:
         scores = 4 * self.tokens * self.context
-        if self.op == "index_logits":
-            return 2 * self.batch * self.context * INDEX_DIM + scores
+        if self.op in INDEX_LOGITS:
+            row = INDEX_DIM + 4 if self.op.startswith("fp8") else 2 * INDEX_DIM
+            return self.batch * self.context * row + scores
         if self.op == "topk_slots":
             return scores + 4 * self.tokens * TOP_K
         per_head = {"sparse_mla": RANK + ROPE + RANK, "absorb_query": NOPE + RANK + 2 * ROPE}
@@ -70,7 +78,7 @@ class Cell:
         return ends + 2 * self.heads * RANK * VALUE
 
     def _operations(self) -> int:
-        if self.op == "index_logits":
+        if self.op in INDEX_LOGITS:
             return 2 * self.tokens * self.context * INDEX_HEADS * INDEX_DIM
         if self.op == "topk_slots":
             return 0
@@ -82,9 +90,12 @@ class Cell:
 
 def _cells() -> tuple[Cell, ...]:
     logits = [(1, 1, 4), (8, 1, 32), (8, 2, 32), (8, 4, 32), (8, 6, 32), (32, 4, 4), (8, 4, 128)]
-    topk = [(1, 1, 4), (8, 4, 4), (32, 4, 4), (8, 1, 32), (32, 1, 32), (128, 1, 32), (8, 1, 128)]
+    packed = [*logits[:-1], (8, 8, 32), (8, 1, 128), (8, 4, 128), (32, 1, 128)]
+    topk = [(1, 1, 4), (8, 4, 4), (32, 4, 4), (8, 1, 32), (32, 1, 32), (128, 1, 32)]
+    topk += [(1, 1, 128), (8, 1, 128), (32, 1, 128)]
     return (
         *(Cell("index_logits", b, w, k << 10) for b, w, k in logits),
+        *(Cell("fp8_index_logits", b, w, k << 10) for b, w, k in packed),
         *(Cell("topk_slots", b, w, k << 10) for b, w, k in topk),
         *(Cell("sparse_mla", b, 4, 4096, h) for h in (8, 16) for b in (1, 8, 32)),
         *(Cell("sparse_mla", b, w, 32768, 128) for b, w in ((8, 1), (8, 4), (32, 4))),
@@ -116,7 +127,8 @@ class Inputs:
         """
         cell = self.cell
         args = list(self.args)
-        batched = {"index_logits": (0, 1, 4, 5), "topk_slots": (0, 2, 3), "sparse_mla": (0, 2)}
+        batched = dict.fromkeys(INDEX_LOGITS, (0, 1, 4, 5))
+        batched |= {"topk_slots": (0, 2, 3), "sparse_mla": (0, 2)}
         for index in batched.get(cell.op, (0,)):
             args[index] = args[index][:1]
         if cell.op == "absorb_query":
@@ -161,6 +173,14 @@ def _draw_index_logits(cell: Cell, device: torch.device) -> tuple[Any, ...]:
     return _normal(device, *lead, INDEX_DIM), gates, keys, table, rows, lens, TOP_K
 
 
+def _draw_fp8_index_logits(cell: Cell, device: torch.device) -> tuple[Any, ...]:
+    query, gates, keys, *rest = _draw_index_logits(cell, device)
+    packed = torch.empty(*keys.shape[:2], INDEX_DIM + 4, dtype=torch.uint8, device=device)
+    every = torch.arange(packed.shape[0] * PAGE, device=device).view(-1, PAGE)
+    write_index_keys(packed, keys, every)
+    return query, gates, packed, *rest
+
+
 def _draw_topk_slots(cell: Cell, device: torch.device) -> tuple[Any, ...]:
     logits = torch.randn(cell.batch, cell.width, cell.context, device=device)
     return logits, *_rows(cell, device), PAGE, TOP_K
@@ -188,6 +208,7 @@ def _draw_expand_values(cell: Cell, device: torch.device) -> tuple[Any, ...]:
 
 _DRAWERS = {
     "index_logits": _draw_index_logits,
+    "fp8_index_logits": _draw_fp8_index_logits,
     "topk_slots": _draw_topk_slots,
     "sparse_mla": _draw_sparse_mla,
     "absorb_query": _draw_absorb_query,

@@ -4,8 +4,8 @@
 The folder's layout: `flashmla_sgl/` (FlashMLA as sgl-flash-mla packs it), `vllm_kernels/lib/`
 (libraries of vLLM) and `vllm_kernels/vllm_deep_gemm/` (DeepGEMM; it compiles at its first call,
 with the toolkit at CUDA_HOME). Each is loaded when it is first needed; what does not load is
-reported with the reason, never passed over. Peers' caches are FP8, ours are bfloat16: theirs hold
-the same rows, rounded, and read about half the bytes.
+reported with the reason, never passed over. Peers' caches are FP8; beside ops over bfloat16 caches
+they hold the same rows, rounded, and read about half the bytes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def _deep_gemm(root: Path, inputs: Inputs) -> Call:
     pages = table[rows.long()]
     if width not in (1, 2, 4):  # the kernel knows no other widths: queries become rows
         pages, lens = pages.repeat_interleave(width, 0), lens.view(-1, 1)
-    packed, cache = query.to(torch.float8_e4m3fn), fp8_index_keys(keys)
+    packed = query.to(torch.float8_e4m3fn)
+    cache = keys[:, :, None] if keys.dtype == torch.uint8 else fp8_index_keys(keys)
     packed = packed.view(lens.shape[0], lens.shape[1], heads, dim)
     units = torch.cuda.get_device_properties(query.device).multi_processor_count
     plan = module.get_paged_mqa_logits_metadata(
@@ -125,6 +126,7 @@ def _vllm_topk(name: str) -> Callable[[Path, Inputs], Call]:
 PEERS = (
     Peer("FlashMLA", "sparse_mla", lambda _: True, _flash_mla),
     Peer("DeepGEMM", "index_logits", lambda _: True, _deep_gemm),
+    Peer("DeepGEMM", "fp8_index_logits", lambda _: True, _deep_gemm),
     Peer("vLLM persistent", "topk_slots", lambda _: True, _vllm_topk("persistent_topk")),
     Peer(
         "vLLM cooperative", "topk_slots", lambda cell: cell.tokens <= 64,
