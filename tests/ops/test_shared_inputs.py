@@ -79,6 +79,39 @@ def test_parts_of_a_sum_add_up(
     assert_close(launches[launch](given, out), expected, BOUND[dtype])
 
 
+@pytest.mark.parametrize("tokens", [1, 5, 8])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "tile"),
+    [
+        (200, 1152, (32, 4, 3, 4, 1)),  # blocks that are not there
+        (70, 1024, (32, 8, 1, 4, 1)),
+        (64, 2048, (32, 8, 2, 8, 1)),
+        (40, 1000, (32, 2, 1, 2, 4)),  # inputs that are not there
+        (33, 1280, (16, 2, 2, 2, 3)),
+    ],
+)
+def test_products_of_held_weights_agree(
+    outputs: int, inputs: int, tile: tuple[int, ...], tokens: int
+) -> None:
+    dtype = DTYPES[-1]  # float32 on a card would spill: it is streamed
+    quantised = module("quantised")
+    given, expected = projected(tokens, outputs, inputs, dtype)
+    out = torch.full((tokens, outputs), float("nan"), dtype=dtype, device=DEVICE)
+    found = quantised.launch_held(given, out, module("held_products").HeldTile(*tile))
+    assert_close(found, expected, BOUND[dtype])
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(2240, 7168), (11264, 1536), (7168, 2048), (2816, 6144), (40, 100)]
+)
+def test_held_weights_are_held_whole(outputs: int, inputs: int) -> None:
+    """Every input has its program, whatever the weight's shape."""
+    tile = module("held_products").held_tile(4, outputs, inputs, 128)
+    assert tile is not None
+    assert tile.parts * tile.blocks * tile.rounds * 128 >= inputs
+    assert (tile.parts - 1) * tile.blocks * tile.rounds * 128 < inputs
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [9, 40, 300])
 def test_projections_of_many_inputs_agree(tokens: int, dtype: torch.dtype) -> None:

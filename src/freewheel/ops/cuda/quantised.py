@@ -2,8 +2,9 @@
 """Projections over FP8 blocks: one launch, or two where programs share the inputs of an output.
 
 Up to some hundred tokens the time is that of the weights' bytes, if enough programs read them at
-once. For few tokens a program computes a few outputs, and its warps share the inputs; for more, a
-program computes a larger tile (`block_products`). Of a weight of few outputs there are not enough
+once. For few tokens a program computes a few outputs, and its warps share the inputs, which a
+weight that is not too large awaits in registers (`held_products`); for more, a program computes a
+larger tile (`block_products`). Of a weight of few outputs there are not enough
 such programs: then several share the inputs, and a second launch adds up what they found, in their
 order (`parts`). Still more tokens are left to the library (`wide_prompts`).
 
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from freewheel.ops.cuda.block_products import block_products
 from freewheel.ops.cuda.chain import CHAINED, release, wait
+from freewheel.ops.cuda.held_products import MOST_TOKENS as MOST_HELD_TOKENS
+from freewheel.ops.cuda.held_products import HeldTile, held_products, held_tile
 from freewheel.ops.cuda.parts import add_parts, room_for_parts
 from freewheel.ops.cuda.streaming import few_tokens, many_tokens
 from freewheel.ops.cuda.wide_prompts import multiply_widened
@@ -146,6 +149,9 @@ def block_linear(
     given = Given(x.contiguous(), weight, weight_scale, tokens, outputs, inputs, block_n, block_k)
     out = x.new_empty((*x.shape[:-1], outputs))
     fast = uses_matrix_units(x)
+    held = held_tile(tokens, outputs, inputs, block_k) if fast else None
+    if held is not None:
+        return launch_held(given, out, held)
     if tokens <= (FEW_SHORT if inputs <= SHORT else FEW):
         return launch_few(given, out, few_tile(tokens, outputs, inputs))
     if fast and tokens > WIDE:
@@ -177,6 +183,24 @@ def share_of(inputs: int, step: int, parts: int) -> tuple[int, int]:
     """(inputs of one of at most `parts` programs, whole steps; how many programs that takes)."""
     share = triton.cdiv(triton.cdiv(inputs, step), parts) * step
     return share, triton.cdiv(inputs, share)
+
+
+def launch_held(given: Given, out: Tensor, tile: HeldTile) -> Tensor:
+    """`out` [tokens, N] with at most 8 tokens."""
+    room = room_for_parts(out, tile.parts)
+    fill_parts(given, room, tile)
+    return add_parts(room, out)
+
+
+def fill_parts(given: Given, room: Tensor, tile: HeldTile) -> None:
+    """`room`, as `room_for_parts` makes it, set to what programs find; it is yet to be added up."""
+    share = tile.blocks * tile.rounds * given.block_k
+    held_products[(triton.cdiv(given.outputs, tile.outputs), tile.parts)](
+        *given.args(room, share), OUTPUTS=tile.outputs, TOKENS=MOST_HELD_TOKENS,
+        BLOCKS=tile.blocks, ROUNDS=tile.rounds, STEP=given.block_k,
+        EVEN=given.inputs == share * tile.parts, ASM=uses_matrix_units(given.x), CHAINED=CHAINED,
+        num_warps=tile.warps, maxnreg=tile.registers, launch_pdl=CHAINED,
+    )  # fmt: skip
 
 
 def launch_few(given: Given, out: Tensor, tile: FewTile) -> Tensor:
