@@ -3,10 +3,15 @@
 
 A kernel launched with `launch_pdl=CHAINED` may begin as soon as every program of the kernel before
 it has said so, or has ended. It waits before it touches anything that another kernel writes or
-still reads; what it does until then is hidden: its own start, loading weights, and fetching more of
-them towards the L2 cache. (So nothing may write a weight right in front of its use: weights are
-loaded before rounds begin.) The wait is over when the kernel in front has ended, and everything
-before that one with it, because each chained kernel waits in every program.
+still reads; what it does until then is hidden: its own start, and loading weights. (So nothing may
+write a weight right in front of its use: weights are loaded before rounds begin.) The wait is over
+when the kernel in front has ended, and everything before that one with it, because each chained
+kernel waits in every program.
+
+Weights are best loaded into registers: there they are ready. Brought no nearer than the L2 cache
+they arrive in no order, and the loop behind the wait waits for nearly all of them. What an earlier
+kernel wrote may be read in front of the wait too, if the kernel in between waits for it before it
+lets this one begin; past the first cache, which may hold what lay there earlier.
 """
 
 from __future__ import annotations
@@ -44,21 +49,3 @@ def release(CHAINED: tl.constexpr):
     """Let the next kernel begin."""
     if CHAINED:
         gdc_launch_dependents()
-
-
-@triton.jit
-def fetch(start, SIZE: tl.constexpr, THREADS: tl.constexpr):
-    """Bring `SIZE` contiguous elements from `start` on towards the L2 cache, without waiting.
-
-    Each of the program's threads asks for a share, which must be a multiple of 16 bytes. It pays
-    for a few megabytes. Of a large weight, lines arrive in no order, and a loop over it waits for
-    nearly all of them before it begins.
-    """
-    share: tl.constexpr = SIZE // THREADS
-    size: tl.constexpr = share * (start.dtype.element_ty.primitive_bitwidth // 8)
-    tl.static_assert(size % 16 == 0)
-    own = start + tl.arange(0, THREADS) * share
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r", [own, tl.full((THREADS,), size, tl.int32)], tl.int32, False, 1,
-    )  # fmt: skip

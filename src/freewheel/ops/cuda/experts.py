@@ -71,15 +71,15 @@ def _route(
             winner = tl.min(tl.where(free & (strength == top), group, BLOCK_G), 0)
             kept = kept | (group == winner)
         choice = tl.where(kept[:, None], choice, low)
-    # One number to compare: the choice's order, then the lowest index. 0 is no expert.
-    order = (ordered_key(choice).to(tl.int64) << 24) | (0xFFFFFF - index)
-    order = tl.reshape(tl.where(left, order, 0), (BLOCK_G * BLOCK_S,))
+    # The largest key, then the lowest index that has it: two steps of a warp. 0 is no expert.
+    key = tl.reshape(tl.where(left, ordered_key(choice), 0), (BLOCK_G * BLOCK_S,))
+    expert = tl.reshape(index, (BLOCK_G * BLOCK_S,))
     nth = tl.arange(0, BLOCK_K)
     ids = tl.zeros((BLOCK_K,), tl.int32)
     for k in tl.static_range(TOP_K):
-        best = tl.max(order, 0)
-        order = tl.where(order == best, 0, order)
-        ids = tl.where(nth == k, 0xFFFFFF - (best & 0xFFFFFF).to(tl.int32), ids)
+        best = tl.min(tl.where(key == tl.max(key, 0), expert, 0x7FFFFFFF), 0)
+        key = tl.where(expert == best, 0, key)
+        ids = tl.where(nth == k, best, ids)
     chosen = tl.load(logits + token * E + ids, mask=nth < TOP_K, other=float("-inf"))
     weights = 1 / (1 + tl.exp(-chosen))
     if NORMALISE:
