@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from freewheel.ops.cuda.chain import CHAINED, follow, release, wait
+from freewheel.ops.cuda.chain import CHAINED, release, wait
 from freewheel.ops.cuda.gating import gate
-from freewheel.ops.cuda.short_down import MOST_BLOCKS, short_down
+from freewheel.ops.cuda.short_down import MOST_BLOCKS, hold_first, short_down
 from freewheel.ops.cuda.streaming import few_tokens
 
 MOST_TOKENS = 8
@@ -39,10 +39,10 @@ class Tile(NamedTuple):
     stages: int
 
 
-GATE_UP = Tile(32, 2, 4)
+GATE_UP = Tile(32, 4, 3)
 """Outputs are rows of gates and ups together."""
 
-OUTPUTS, ROUNDS, STAGES = 32, 8, 3
+OUTPUTS, ROUNDS, STAGES = 32, 8, 4
 """Of one warp of the down projection: at a time, how often, and how many times ahead."""
 
 
@@ -56,8 +56,31 @@ class BlockWeights(NamedTuple):
 
 
 @triton.jit
+def load_ids(at, mask, other: tl.constexpr):
+    """Choices of experts, also in front of the wait for the kernel before.
+
+    That one began when they were complete: it waits before it lets another begin. They are read
+    past the first cache, which may hold what lay there earlier.
+    """
+    return tl.load(at, mask=mask, other=other, cache_modifier=".cg")
+
+
+@triton.jit
+def find_expert(ids, slot, pairs, PAIRS: tl.constexpr):
+    """(expert, earlier pairs that have it, its place) of the pair `slot`.
+
+    Places are those of pairs sorted by expert: the first of an expert's is its own.
+    """
+    lane = tl.arange(0, PAIRS)
+    every = load_ids(ids + lane, lane < pairs, 0x7FFFFFFF)
+    expert = tl.load(ids + slot, cache_modifier=".cg")
+    earlier = tl.sum(((every == expert) & (lane < slot)).to(tl.int32), 0)
+    return expert, earlier, tl.sum((every < expert).to(tl.int32), 0)
+
+
+@triton.jit
 def _few_gate_up(
-    x, weight, scale, shared, shared_scale, ids, shares, places, spots, inner, limit, count, pairs,
+    x, weight, scale, shared, shared_scale, ids, shares, inner, limit, count, pairs,
     H: tl.constexpr, INNER: tl.constexpr, EXTRA: tl.constexpr, TOP_K: tl.constexpr,
     PAIRS: tl.constexpr, CHOICES: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr,
     SLICES: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, CLAMP: tl.constexpr,
@@ -65,22 +88,15 @@ def _few_gate_up(
     CHAINED: tl.constexpr,
 ):  # fmt: skip
     wait(CHAINED)
+    release(CHAINED)  # what comes next may read the choices, and the first of its own weights
     slot, row = tl.program_id(1), tl.arange(0, OUTPUTS)
     at = tl.program_id(0) * (OUTPUTS // 2) + tl.arange(0, OUTPUTS // 2)
     n = tl.minimum(tl.program_id(0) * (OUTPUTS // 2) + row // 2, INNER - 1)
-    token, nth, lane = tl.arange(0, TOKENS), tl.arange(0, CHOICES), tl.arange(0, PAIRS)
+    token, nth = tl.arange(0, TOKENS), tl.arange(0, CHOICES)
     grid: tl.constexpr = (INNER + STEP - 1) // STEP
     columns: tl.constexpr = (H + STEP - 1) // STEP
     if slot < pairs:
-        expert = tl.load(ids + slot)
-        every = tl.load(ids + lane, mask=lane < pairs, other=0x7FFFFFFF)
-        earlier = tl.sum(((every == expert) & (lane < slot)).to(tl.int32), 0)
-        first = tl.sum((every < expert).to(tl.int32), 0)
-        place = first + earlier
-        if tl.program_id(0) == 0:
-            tl.store(places + place, tl.where(earlier > 0, -1, expert))
-            again = (every == expert) & (lane < slot) & (lane // TOP_K == slot // TOP_K)
-            tl.store(spots + slot, tl.where(tl.max(again.to(tl.int32), 0) > 0, -1, first))
+        expert, earlier, place = find_expert(ids, slot, pairs, PAIRS)
         there = (token < count)[:, None] & (nth < TOP_K)[None, :]
         choice = token[:, None] * TOP_K + nth[None, :]
         mine = tl.load(ids + choice, mask=there, other=-1) == expert
@@ -102,7 +118,6 @@ def _few_gate_up(
             factors + (row % 2 * up_factors + block) * columns, 0, H,
             OUTPUTS, TOKENS, SLICES, STEP, STAGES, H % (STEP * SLICES) == 0, ASM,
         )  # fmt: skip
-        release(CHAINED)
         sides = total.reshape((OUTPUTS // 2, 2, TOKENS)).permute((0, 2, 1))
         gate_value, up_value = tl.split(sides)
         value = gate(gate_value, up_value, limit, CLAMP) * share[None, :]
@@ -113,51 +128,66 @@ def _few_gate_up(
 
 @triton.jit
 def _few_down(
-    inner, weight, scale, shared, shared_scale, ids, places, parts, count, pairs,
+    inner, weight, scale, shared, shared_scale, ids, parts, count, pairs,
     H: tl.constexpr, INNER: tl.constexpr, EXTRA: tl.constexpr, TOP_K: tl.constexpr,
-    CHOICES: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, SLICES: tl.constexpr,
-    ROUNDS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PAIRS: tl.constexpr, CHOICES: tl.constexpr, TOKENS: tl.constexpr, OUTPUTS: tl.constexpr,
+    SLICES: tl.constexpr, ROUNDS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
+    ASM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    wait(CHAINED)
-    place, token, nth = tl.program_id(1), tl.arange(0, TOKENS), tl.arange(0, CHOICES)
+    slot, token, nth = tl.program_id(1), tl.arange(0, TOKENS), tl.arange(0, CHOICES)
     columns: tl.constexpr = (INNER + STEP - 1) // STEP
     rows: tl.constexpr = (H + STEP - 1) // STEP
-    if place < pairs:
-        expert = tl.load(places + place)
+    if slot < pairs:
+        expert, earlier, place = find_expert(ids, slot, pairs, PAIRS)
         there = (token < count)[:, None] & (nth < TOP_K)[None, :]
-        choice = tl.load(ids + token[:, None] * TOP_K + nth[None, :], mask=there, other=-2)
+        choice = load_ids(ids + token[:, None] * TOP_K + nth[None, :], there, -2)
         chosen = tl.max((choice == expert).to(tl.int32), 1) > 0
         own, width = weight + expert.to(tl.int64) * H * INNER, INNER
         factors, pitch = scale + expert.to(tl.int64) * rows * columns, columns
     else:
-        expert, chosen = 0, token < count
-        own, width = shared + (place - pairs) * INNER, EXTRA * INNER
-        factors = shared_scale + (place - pairs) * INNER // STEP
+        earlier, place, chosen = 0, slot, token < count
+        own, width = shared + (slot - pairs) * INNER, EXTRA * INNER
+        factors = shared_scale + (slot - pairs) * INNER // STEP
         pitch = (EXTRA * INNER + STEP - 1) // STEP
-    if expert >= 0:
-        at = place * count + token
-        short_down(
-            inner + at.to(tl.int64) * INNER, own, width, factors, pitch,
-            parts + at.to(tl.int64) * H, chosen, tl.full((TOKENS,), 1.0, tl.float32), H, INNER,
-            TOKENS, OUTPUTS, SLICES, ROUNDS, STAGES, STEP, INNER == STEP * SLICES, ASM,
-        )  # fmt: skip
+    even: tl.constexpr = INNER == STEP * SLICES
+    if earlier == 0:
+        codes, factor = hold_first(
+            own, width, factors, pitch, H, INNER, OUTPUTS, SLICES, ROUNDS, STEP, even
+        )
         release(CHAINED)
+        wait(CHAINED)
+        at = (place * count + token).to(tl.int64)
+        short_down(
+            inner + at * INNER, own, width, factors, pitch, parts + at * H, chosen,
+            tl.full((TOKENS,), 1.0, tl.float32), codes, factor, H, INNER,
+            TOKENS, OUTPUTS, SLICES, ROUNDS, STAGES, STEP, even, ASM,
+        )  # fmt: skip
+    else:
+        release(CHAINED)
+        wait(CHAINED)
 
 
 @triton.jit
 def _sum_spots(
-    parts, spots, out, count, pairs, H,
-    EXTRA: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+    parts, ids, out, count, pairs, H,
+    EXTRA: tl.constexpr, TOP_K: tl.constexpr, PAIRS: tl.constexpr, BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
-    follow(CHAINED)
-    token = tl.program_id(0)
+    """An expert's place holds the sum of a token's choices of it: the first of them takes it."""
+    token, lane = tl.program_id(0), tl.arange(0, PAIRS)
     h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    release(CHAINED)
+    every = load_ids(ids + lane, lane < pairs, 0x7FFFFFFF)
+    wait(CHAINED)
     total = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(TOP_K):
-        spot = tl.load(spots + token * TOP_K + k)
-        source = parts + (spot * count + token).to(tl.int64) * H + h
-        total += tl.load(source, mask=(h < H) & (spot >= 0), other=0)
+        pair = token * TOP_K + k
+        expert = tl.max(tl.where(lane == pair, every, 0), 0)
+        again = (every == expert) & (lane < pair) & (lane // TOP_K == token)
+        place = tl.sum((every < expert).to(tl.int32), 0)
+        source = parts + (place * count + token).to(tl.int64) * H + h
+        first = tl.max(again.to(tl.int32), 0) == 0
+        total += tl.load(source, mask=(h < H) & first, other=0)
     for k in tl.static_range(EXTRA):
         source = parts + ((pairs + k) * count + token).to(tl.int64) * H + h
         total += tl.load(source, mask=h < H, other=0)
@@ -196,25 +226,24 @@ def few_block_experts(
     out, behind = torch.empty_like(x), own if shared is None else shared
     inner = x.new_empty((pairs + extra, tokens, width))
     parts = torch.empty((pairs + extra, tokens, hidden), dtype=torch.float32, device=x.device)
-    places, spots = ids.new_empty((2, pairs))
     sizes = {
         "H": hidden, "INNER": width, "EXTRA": extra, "TOP_K": top_k, "TOKENS": MOST_TOKENS,
         "CHOICES": triton.next_power_of_2(top_k), "STEP": STEP, "ASM": fast,
-        "CHAINED": CHAINED, "launch_pdl": CHAINED,
+        "PAIRS": triton.next_power_of_2(pairs), "CHAINED": CHAINED, "launch_pdl": CHAINED,
     }  # fmt: skip
     _few_gate_up[(triton.cdiv(width, GATE_UP.outputs // 2), pairs + extra)](
         x, own.gate_up, own.gate_up_scale, behind.gate_up, behind.gate_up_scale, ids, weights,
-        places, spots, inner, 0.0 if limit is None else limit, tokens, pairs, **sizes,
-        PAIRS=triton.next_power_of_2(pairs), OUTPUTS=GATE_UP.outputs, SLICES=GATE_UP.slices,
-        STAGES=GATE_UP.stages, CLAMP=limit is not None, num_warps=GATE_UP.slices,
+        inner, 0.0 if limit is None else limit, tokens, pairs, **sizes,
+        OUTPUTS=GATE_UP.outputs, SLICES=GATE_UP.slices, STAGES=GATE_UP.stages,
+        CLAMP=limit is not None, num_warps=GATE_UP.slices,
     )  # fmt: skip
     _few_down[(triton.cdiv(hidden, OUTPUTS * ROUNDS), pairs + extra)](
-        inner, own.down, own.down_scale, behind.down, behind.down_scale, ids, places, parts,
+        inner, own.down, own.down_scale, behind.down, behind.down_scale, ids, parts,
         tokens, pairs, **sizes, OUTPUTS=OUTPUTS, ROUNDS=ROUNDS, STAGES=STAGES,
         SLICES=triton.next_power_of_2(triton.cdiv(width, STEP)), num_warps=1,
     )  # fmt: skip
     _sum_spots[(tokens, triton.cdiv(hidden, 1024))](
-        parts, spots, out, tokens, pairs, hidden, EXTRA=extra, TOP_K=top_k, BLOCK=1024,
-        CHAINED=CHAINED, launch_pdl=CHAINED,
+        parts, ids, out, tokens, pairs, hidden, EXTRA=extra, TOP_K=top_k,
+        PAIRS=triton.next_power_of_2(pairs), BLOCK=1024, CHAINED=CHAINED, launch_pdl=CHAINED,
     )  # fmt: skip
     return out

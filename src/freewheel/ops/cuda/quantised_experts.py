@@ -20,7 +20,7 @@ from torch import Tensor
 from freewheel.ops.cuda.chain import CHAINED, follow, release, wait
 from freewheel.ops.cuda.few_block_experts import BlockWeights, shared_parts
 from freewheel.ops.cuda.gating import gate
-from freewheel.ops.cuda.short_down import MOST_BLOCKS, short_down
+from freewheel.ops.cuda.short_down import MOST_BLOCKS, hold_first, short_down
 from freewheel.ops.cuda.streaming import few_tokens, many_tokens
 
 STEP = 128
@@ -112,8 +112,8 @@ def _read_tile(
         expert = -2 - part
     else:
         tile -= EXTRA * across
-        expert = tl.load(experts + tile)
-        pair = tl.load(lanes + tile * TOKENS + lane)
+        expert = tl.load(experts + tile, cache_modifier=".cg")
+        pair = tl.load(lanes + tile * TOKENS + lane, cache_modifier=".cg")
         token = pair // TOP_K
     return expert.to(tl.int64), pair.to(tl.int64), token.to(tl.int64)
 
@@ -236,20 +236,28 @@ def _down_short(
     ROUNDS: tl.constexpr, STAGES: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
     ASM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """As `_down` for at most STEP * SLICES inputs."""
-    wait(CHAINED)
+    """As `_down` for at most STEP * SLICES inputs.
+
+    The list was complete before the gate and up projections let this kernel begin (`chain`).
+    """
     expert, pair, _ = _read_tile(experts, lanes, tl.program_id(1), pairs, count, 1, TOKENS, EXTRA)
     if expert != -1:
         live = pair >= 0
         own, width, factors, pitch = _place_down(
             expert, weight, scale, shared, shared_scale, H, INNER, EXTRA, STEP
         )
+        codes, factor = hold_first(
+            own, width, factors, pitch, H, INNER, OUTPUTS, SLICES, ROUNDS, STEP, EVEN
+        )
+        wait(CHAINED)
         share = tl.load(shares + pair, mask=live & (pair < pairs), other=1).to(tl.float32)
         short_down(
-            inner + pair * INNER, own, width, factors, pitch, parts + pair * H, live, share, H,
-            INNER, TOKENS, OUTPUTS, SLICES, ROUNDS, STAGES, STEP, EVEN, ASM,
+            inner + pair * INNER, own, width, factors, pitch, parts + pair * H, live, share,
+            codes, factor, H, INNER, TOKENS, OUTPUTS, SLICES, ROUNDS, STAGES, STEP, EVEN, ASM,
         )  # fmt: skip
         release(CHAINED)
+    else:
+        wait(CHAINED)
 
 
 @triton.jit
