@@ -62,9 +62,9 @@ def first_picks(folder: Path, dtype: torch.dtype, tokens: list[int]) -> list[set
     layer = loaded.model.layers[0]
     x = layer.attention_norm(loaded.model.embedding(view.tokens))
     attention, latent = layer.attention, latents_of(paged.cache, "latent", 0)
-    key, query, _ = attention.project(x, latent, view)
+    key, gates, query, _ = attention.project(x, latent, view)
     assert attention.indexer is not None
-    slots = attention.indexer.select(x, key, query, view, paged.cache)[ROW - 1]
+    slots = attention.indexer.select(gates, key, query, view, paged.cache)[ROW - 1]
     return [{slot for slot in row if slot >= 0} for row in slots.tolist()]
 
 

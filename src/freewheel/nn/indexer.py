@@ -38,18 +38,18 @@ class Indexer:
     scan: Share  # of the pages of keys
 
     def select(
-        self, x: Tensor, key: Tensor, query: Tensor, view: StepView, cache: CachePool
+        self, gates: Tensor, key: Tensor, query: Tensor, view: StepView, cache: CachePool
     ) -> Tensor:
         """Store the index keys, then pick: slots int32 [B, W, topk], -1 padded.
 
-        x [B, W, H]; key [B, W, Di] and query [B, W, Hi * Di] as projected, by `wk` of x and by
-        `wq_b` of the attention's normed query latent.
+        All as projected: gates float [B, W, Hi] and key [B, W, Di] from the attention's input,
+        query [B, W, Hi * Di] by `wq_b` from its normed query latent.
         """
         spec = self.spec
         keys = index_keys_of(cache, INDEX_KEY, self.layer)
         query, gates = keys.place(
             query.unflatten(-1, (spec.heads, spec.dim)),
-            self.weights(x),
+            gates,
             (spec.heads * spec.dim) ** -0.5,
             key,
             self.key_norm_weight,

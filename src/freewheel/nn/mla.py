@@ -15,13 +15,14 @@ from freewheel import ops
 from freewheel.nn.cut import check_even, outputs_of
 from freewheel.nn.indexer import Indexer, load_indexer
 from freewheel.nn.linear import (
+    BlockLinear,
     Projection,
     StackedLinear,
     load_closing_linear,
     load_stacked_linear,
 )
 from freewheel.nn.norm_rope import Norm, load_norm
-from freewheel.nn.rows import Latents, latents_of
+from freewheel.nn.rows import Latents, PlainLatents, latents_of
 from freewheel.nn.source import WeightSource
 from freewheel.spec.history import HISTORY, LATENT
 from freewheel.spec.model import AttentionSpec, DsaSpec
@@ -52,9 +53,9 @@ class SparseMla:
         `slots`: the picks of the nearest full layer below; used if this layer has no indexer.
         """
         spec, latent = self.spec, latents_of(cache, LATENT, self.layer)
-        index_key, index_query, query = self.project(x, latent, view)
+        index_key, gates, index_query, query = self.project(x, latent, view)
         if self.indexer is not None:
-            slots = self.indexer.select(x, index_key, index_query, view, cache)
+            slots = self.indexer.select(gates, index_key, index_query, view, cache)
         assert slots is not None, "a layer without an indexer stands above one that has"
         query = query.unflatten(-1, (spec.heads, spec.query_dim))
         query = ops.absorb_query(
@@ -63,26 +64,29 @@ class SparseMla:
         mixed = latent.attend(query, slots, spec.scale, spec.kv_lora_rank)
         return self.output(ops.expand_values(mixed, self.value_up)), slots
 
-    def project(self, x: Tensor, latent: Latents, view: StepView) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x: Tensor, latent: Latents, view: StepView
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Store the latents of x [B, W, H] in `latent`; returns what else is made of x.
 
-        Index keys [B, W, Di] and queries [B, W, Hi * Di], of no columns without an indexer, and
-        queries [B, W, heads * (nope + rope)], as they are projected.
+        Index keys [B, W, Di], their gates float [B, W, Hi] and queries [B, W, Hi * Di], of no
+        columns without an indexer, and queries [B, W, heads * (nope + rope)], as projected.
         """
-        query, index_key, compressed = self.down(x)
-        query = latent.norm(
-            query,
-            self.query_norm.weight,
-            compressed,
-            self.latent_norm.weight,
-            self.spec.latent_norm_eps,
-            view.positions,
-            self.rope_table,
-            self.spec.interleaved,
-            view.write_slots[HISTORY],
-        )  # [B, W, q_lora]
+        norms = (self.query_norm.weight, self.latent_norm.weight, self.spec.latent_norm_eps)
+        place = (self.rope_table, self.spec.interleaved, view.write_slots[HISTORY])
+        own = (view.positions, *place)
+        match latent, self.down.joined:
+            case PlainLatents(cache), BlockLinear(weight, scale) if self.indexer is not None:
+                gate_weight = self.indexer.weights.weight
+                query, index_key, gates = ops.block_open_latents(
+                    cache, x, weight, scale, gate_weight, *norms, *own
+                )
+            case _:
+                query, index_key, compressed = self.down(x)
+                query = latent.norm(query, norms[0], compressed, *norms[1:], *own)
+                gates = index_key if self.indexer is None else self.indexer.weights(x)
         index_query, query = self.up(query)
-        return index_key, index_query, query
+        return index_key, gates, index_query, query
 
 
 def load_mla(

@@ -70,6 +70,7 @@ from freewheel.ops.guiding import HELD, apply_masks, guide
 from freewheel.ops.hyper import hyper_close, hyper_collapse, hyper_open
 from freewheel.ops.latents import absorb_query, expand_values, index_queries, norm_latents
 from freewheel.ops.linear import wide_linear
+from freewheel.ops.openings import block_open_latents, open_latents_apart
 from freewheel.ops.packed import (
     fp8_index_logits,
     fp8_index_queries,
@@ -118,6 +119,7 @@ __all__ = [
     "apply_masks",
     "block_experts",
     "block_linear",
+    "block_open_latents",
     "choose",
     "clamped_experts",
     "clamped_silu_mul",
@@ -159,6 +161,7 @@ __all__ = [
     "lookup",
     "mxfp4_experts",
     "norm_latents",
+    "open_latents_apart",
     "open_queries",
     "open_query",
     "open_round",

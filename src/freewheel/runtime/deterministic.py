@@ -44,6 +44,8 @@ _BY_TOKEN: dict[Any, tuple[int, ...]] = {
 }
 """Op that has kernels of its own for few tokens -> its arguments [B, W, ...], a place a token."""
 
+_APART: dict[Any, Callable[..., Any]] = {ops.block_open_latents: ops.open_latents_apart}
+"""Op that is several in one -> what calls these, so that each keeps its order of sums."""
 
 _FIXED = (ops.sparse_mla,)
 """Ops that sum in one order whatever the number of tokens, if they are told to."""
@@ -64,6 +66,9 @@ class FixedBlocks(DispatchMode):
         if parts is not None:
             with self:  # a composite hides its products
                 return parts(*args, **kwargs)
+        if func in _APART:
+            with self:
+                return _APART[func](*args, **kwargs)
         if func in _BY_TOKEN:
             return _token_by_token(func, _BY_TOKEN[func], args, kwargs)
         if func in _FIXED:

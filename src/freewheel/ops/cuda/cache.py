@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.parts import load_sum
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 
@@ -22,15 +23,15 @@ def turn(first, second, table, position, pair, live, SPAN: tl.constexpr):
 
 @triton.jit
 def latent_row(
-    source, target, weight, position, table, eps,
+    source, pitch, target, weight, position, table, eps,
     RANK: tl.constexpr, SPAN: tl.constexpr, INTERLEAVED: tl.constexpr,
-    BLOCK: tl.constexpr, HALF: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Norm, rotate and store one token's latent."""
-    kind = target.dtype.element_ty
+    """Norm, rotate and store one token's latent, the sum of PARTS that lie `pitch` apart."""
+    kind: tl.constexpr = target.dtype.element_ty
     lane = tl.arange(0, BLOCK)
     inside = lane < RANK
-    value = tl.load(source + lane, mask=inside, other=0).to(tl.float32)
+    value = load_sum(source + lane, inside, pitch, kind, PARTS)
     scale = 1 / tl.sqrt(tl.sum(value * value, 0) / RANK + eps)
     gain = tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
     tl.store(target + lane, (value * scale * gain).to(kind), mask=inside)
@@ -39,8 +40,8 @@ def latent_row(
     live = pair < SPAN // 2
     first_at = RANK + (2 * pair if INTERLEAVED else pair)
     second_at = first_at + (1 if INTERLEAVED else SPAN // 2)
-    first = tl.load(source + first_at, mask=live, other=0).to(tl.float32)
-    second = tl.load(source + second_at, mask=live, other=0).to(tl.float32)
+    first = load_sum(source + first_at, live, pitch, kind, PARTS)
+    second = load_sum(source + second_at, live, pitch, kind, PARTS)
     low, high = turn(first, second, table, position, pair, live, SPAN)
     tl.store(target + RANK + pair, low.to(kind), mask=live)
     tl.store(target + RANK + SPAN // 2 + pair, high.to(kind), mask=live)
@@ -56,7 +57,9 @@ def _store_latent(
     source = compressed + token * (RANK + SPAN)
     target = cache + tl.load(slots + token) * (RANK + SPAN)
     position = tl.load(positions + token)
-    latent_row(source, target, weight, position, table, eps, RANK, SPAN, INTERLEAVED, BLOCK, HALF)
+    latent_row(
+        source, 0, target, weight, position, table, eps, RANK, SPAN, INTERLEAVED, BLOCK, HALF, 1
+    )
 
 
 @implement("store_latent", "cuda")

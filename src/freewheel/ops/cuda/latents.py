@@ -13,6 +13,7 @@ from torch import Tensor
 
 from freewheel.ops.cuda.cache import index_key_row, latent_row, turn
 from freewheel.ops.cuda.chain import CHAINED, follow
+from freewheel.ops.cuda.parts import load_sum
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 TOKENS, WIDE_TOKENS = 16, 32
@@ -30,11 +31,14 @@ def rows_of(x: Tensor) -> tuple[Tensor, int]:
 
 
 @triton.jit
-def norm_row(source, weight, target, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Normalise one row and scale it by the weight."""
+def norm_row(
+    source, pitch, weight, target, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Normalise one row, the sum of PARTS that lie `pitch` apart, and scale it by the weight."""
     lane = tl.arange(0, BLOCK)
     inside = lane < WIDTH
-    value = tl.load(source + lane, mask=inside, other=0).to(tl.float32)
+    value = load_sum(source + lane, inside, pitch, target.dtype.element_ty, PARTS)
     scale = 1 / tl.sqrt(tl.sum(value * value, 0) / WIDTH + eps)
     gain = tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
     tl.store(target + lane, (value * scale * gain).to(target.dtype.element_ty), mask=inside)
@@ -53,12 +57,13 @@ def _norm_latents(
         target = cache + tl.load(slots + token) * (RANK + SPAN)
         source, position = compressed + token * latent_stride, tl.load(positions + token)
         latent_row(
-            source, target, latent_weight, position, table, eps,
-            RANK, SPAN, INTERLEAVED, BLOCK, HALF,
+            source, 0, target, latent_weight, position, table, eps,
+            RANK, SPAN, INTERLEAVED, BLOCK, HALF, 1,
         )  # fmt: skip
     else:
         norm_row(
-            query + token * query_stride, query_weight, out + token * WIDTH, eps, WIDTH, BLOCK_Q
+            query + token * query_stride, 0, query_weight, out + token * WIDTH, eps,
+            WIDTH, BLOCK_Q, 1,
         )  # fmt: skip
 
 

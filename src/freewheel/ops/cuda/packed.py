@@ -70,7 +70,8 @@ def _norm_latents(
         )  # fmt: skip
     else:
         norm_row(
-            query + token * query_stride, query_weight, out + token * WIDTH, eps, WIDTH, BLOCK_Q
+            query + token * query_stride, 0, query_weight, out + token * WIDTH, eps,
+            WIDTH, BLOCK_Q, 1,
         )  # fmt: skip
 
 

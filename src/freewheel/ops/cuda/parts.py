@@ -16,6 +16,17 @@ from freewheel.ops.cuda.chain import CHAINED, follow
 
 
 @triton.jit
+def load_sum(at, mask, pitch, kind: tl.constexpr, PARTS: tl.constexpr):
+    """float32: the sum of PARTS numbers `pitch` apart, rounded as `add_parts` does to `kind`."""
+    total = tl.load(at, mask=mask, other=0).to(tl.float32)
+    if PARTS > 1:
+        for part in tl.static_range(1, PARTS):
+            total += tl.load(at + part * pitch, mask=mask, other=0)
+        total = total.to(kind).to(tl.float32)
+    return total
+
+
+@triton.jit
 def _add_parts(
     parts, out, SIZE, PARTS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
 ):  # fmt: skip

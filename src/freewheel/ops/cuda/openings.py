@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The beginning of sparse attention for a few tokens, in two launches.
+
+One for the parts of the joined projection. Then, side by side: each token's query latent, its
+latent's store and its index key, which add up their parts as they read them, and the index gates,
+whose weights wait in registers.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from freewheel.ops.cuda.cache import latent_row
+from freewheel.ops.cuda.chain import CHAINED, follow
+from freewheel.ops.cuda.held_products import HeldTile, held_tile
+from freewheel.ops.cuda.latents import norm_row
+from freewheel.ops.cuda.linear import INPUTS, MOST_HELD, OUTPUTS, STAGES, TOKENS, project_few
+from freewheel.ops.cuda.parts import load_sum
+from freewheel.ops.cuda.quantised import Given, fill_parts
+from freewheel.ops.openings import open_latents_apart
+from freewheel.ops.registry import implement
+
+BLOCK = 128
+"""Rows and inputs that one scale covers."""
+
+
+@triton.jit
+def _open(
+    parts, cache, query_out, query_weight, key_out, latent_weight, positions, table, slots, eps,
+    x, gate_weight, gates, tokens, I_, G, pairs,
+    WIDTH: tl.constexpr, DIM: tl.constexpr, RANK: tl.constexpr, SPAN: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PARTS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, INPUTS: tl.constexpr, HELD: tl.constexpr,
+    STAGES: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """Programs 0 .. 3 * tokens - 1: a token's query, latent, key; behind them pairs of gates."""
+    program, columns = tl.program_id(0), WIDTH + DIM + RANK + SPAN
+    token, part = program // 3, program % 3
+    own, pitch = parts + token * columns, tokens * columns
+    kind: tl.constexpr = query_out.dtype.element_ty
+    if program >= 3 * tokens:
+        at = program - 3 * tokens
+        project_few(
+            x, gate_weight, gates, at % pairs * 2, at // pairs * 4, tokens, I_, G,
+            INPUTS, HELD, STAGES, CHAINED,
+        )  # fmt: skip
+    elif part == 0:
+        follow(CHAINED)
+        norm_row(own, pitch, query_weight, query_out + token * WIDTH, eps, WIDTH, BLOCK_Q, PARTS)
+    elif part == 1:
+        follow(CHAINED)
+        target = cache + tl.load(slots + token).to(tl.int64) * (RANK + SPAN)
+        latent_row(
+            own + WIDTH + DIM, pitch, target, latent_weight, tl.load(positions + token), table,
+            eps, RANK, SPAN, INTERLEAVED, BLOCK, HALF, PARTS,
+        )  # fmt: skip
+    else:
+        follow(CHAINED)
+        lane = tl.arange(0, BLOCK_D)
+        value = load_sum(own + WIDTH + lane, lane < DIM, pitch, kind, PARTS)
+        tl.store(key_out + token * DIM + lane, value.to(kind), mask=lane < DIM)
+
+
+@implement("block_open_latents", "cuda")
+def block_open_latents(
+    cache: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    gate_weight: Tensor,
+    query_weight: Tensor,
+    latent_weight: Tensor,
+    eps: float,
+    positions: Tensor,
+    rope_table: Tensor,
+    interleaved: bool,
+    slots: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    outputs, inputs = weight.shape
+    given = Given(
+        x.contiguous(), weight, weight_scale, slots.numel(), outputs, inputs, BLOCK, BLOCK
+    )
+    tile = _tile(given, cache, gate_weight)
+    place = (positions.contiguous(), rope_table, interleaved, slots.contiguous())
+    if tile is None:
+        own = (x, weight, weight_scale, gate_weight, query_weight, latent_weight, eps)
+        return open_latents_apart(cache, *own, *place)
+    room = x.new_empty((tile.parts, given.tokens, outputs), dtype=torch.float32)
+    fill_parts(given, room, tile)
+    return _finish(room, cache, given, gate_weight, query_weight, latent_weight, eps, *place)
+
+
+def _tile(given: Given, cache: Tensor, gate_weight: Tensor) -> HeldTile | None:
+    """None where the steps are left to ops of their own: other dtypes, and more tokens."""
+    x = given.x
+    held = x.dtype == torch.bfloat16 or not x.is_cuda  # float32 is only for the interpreter
+    if not held or x.dtype not in (torch.bfloat16, torch.float32) or not given.tokens:
+        return None
+    if cache.dtype != x.dtype or gate_weight.dtype != torch.float32:
+        return None
+    return held_tile(given.tokens, given.outputs, given.inputs, given.block_k)
+
+
+def _finish(
+    room: Tensor,
+    cache: Tensor,
+    given: Given,
+    gate_weight: Tensor,
+    query_weight: Tensor,
+    latent_weight: Tensor,
+    eps: float,
+    positions: Tensor,
+    rope_table: Tensor,
+    interleaved: bool,
+    slots: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The results of `block_open_latents`, of parts float32 [P, tokens, N]."""
+    lead, tokens, x = given.x.shape[:-1], given.tokens, given.x
+    width, rank, span = query_weight.shape[0], latent_weight.shape[0], rope_table.shape[1]
+    dim, gated = given.outputs - width - rank - span, gate_weight.shape[0]
+    query, key = x.new_empty((*lead, width)), x.new_empty((*lead, dim))
+    gates = gate_weight.new_empty((*lead, gated))
+    pairs = triton.cdiv(gated, OUTPUTS)
+    _open[(3 * tokens + pairs * triton.cdiv(tokens, TOKENS),)](
+        room, cache, query, query_weight, key, latent_weight, positions, rope_table, slots, eps,
+        x, gate_weight, gates, tokens, given.inputs, gated, max(1, pairs),
+        WIDTH=width, DIM=dim, RANK=rank, SPAN=span, INTERLEAVED=interleaved, PARTS=room.shape[0],
+        BLOCK_Q=triton.next_power_of_2(width), BLOCK_D=triton.next_power_of_2(max(1, dim)),
+        BLOCK=triton.next_power_of_2(rank), HALF=triton.next_power_of_2(span // 2),
+        INPUTS=INPUTS, HELD=min(MOST_HELD, given.inputs // INPUTS), STAGES=STAGES,
+        CHAINED=CHAINED, num_warps=8, launch_pdl=CHAINED,
+    )  # fmt: skip
+    return query, key, gates
