@@ -70,7 +70,10 @@ class GuideDesk:
 
     def _answer(self, question: dict[str, Any]) -> tuple[bytes | None, str]:
         """(mask, why there is none)."""
-        found = self._process.ask(question, self._seconds)
+        try:
+            found = self._process.ask(question, self._seconds)
+        except StartError as error:
+            return None, str(error)
         if found is None:
             return None, f"no mask was made in {self._seconds:g} s"
         answer, mask = found

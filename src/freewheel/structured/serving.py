@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -32,11 +33,15 @@ def give_up(missing: ModuleNotFoundError) -> NoReturn:
 def serve(begin: Callable[[list[bytes | None]], Answer]) -> None:
     """Answer until standard input closes. `begin`: from the vocabulary to what answers a line."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     answer = begin(read_vocabulary(stdin))
     stdout.write(b"{}\n")
     stdout.flush()
     for line in stdin:
+        # Whoever asks ends this process in time; if the engine is gone, the alarm does.
+        signal.setitimer(signal.ITIMER_REAL, float(json.loads(line)["seconds"]))
         said, data = answer(line)
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
         stdout.write(json.dumps(said).encode() + b"\n" + data)
         stdout.flush()
