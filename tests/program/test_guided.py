@@ -235,6 +235,25 @@ def test_a_trigger_begins_the_grammar_and_without_one_the_answer_is_free(
         assert bytes(body)[:1] in (b"a", b"c", b"x")
 
 
+@pytest.mark.parametrize("run_ahead", [0, 1, 3])
+@pytest.mark.parametrize("longer", [-1, 0, 1, 2])
+def test_a_row_never_follows_the_mask_of_an_earlier_tenant(
+    folders: dict[str, Path], run_ahead: int, longer: int
+) -> None:
+    """The first one's last mask allows its end alone, at a position that the second reaches."""
+    mark = 250
+    first = SamplingParams(temperature=0, max_tokens=9, grammar='start: "x" /[0-9]/')
+    second = SamplingParams(
+        temperature=0, max_tokens=9, grammar='start: "y" /[0-9]/ "z"', grammar_trigger=mark,
+        logit_bias={mark: 50.0},
+    )  # fmt: skip
+    llm = engine(folders["t32"], speculate=3, max_batch=1, prefill_batch=1, run_ahead=run_ahead)
+    llm.generate([[5] * 6], first)
+    (output,) = llm.generate([[7] * (6 + longer)], second)
+    assert output.token_ids[0] == mark
+    assert bytes(output.token_ids[1:-1]).startswith(b"y") and output.token_ids[-1] == EOS
+
+
 @pytest.mark.parametrize("run_ahead", [0, 3])
 def test_guided_requests_survive_preemption(folders: dict[str, Path], run_ahead: int) -> None:
     words = 'start: /[a-z]{5} / start | "."'

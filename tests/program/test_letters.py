@@ -12,6 +12,7 @@ import torch
 from freewheel.errors import CapacityError
 from freewheel.runtime.uplink import pack
 from freewheel.spec import (
+    MaskWrite,
     Adjustments,
     Admission,
     CacheField,
@@ -24,6 +25,7 @@ from freewheel.spec import (
 )
 from freewheel.spec.shape import ADJUSTS
 from freewheel.state import Arena, InboxLayout, SequenceState, receive
+from freewheel.state.letters import NOWHERE
 
 GROUPS = tuple(
     CacheGroup(name, page_size, 1, None, (CacheField("x", 1, "float32", (0,)),))
@@ -155,6 +157,18 @@ def test_an_admission_that_wishes_nothing_switches_its_row_off(extras: int) -> N
     state = stale_adjusting_state()
     apply_adjusting(state, adjusting_plan(StepShape(3, 16, 3, extras), None))
     assert state.uses.tolist() == [0, 7, 7, 7, 0, 7]
+
+
+def test_a_new_tenant_has_no_mask_of_the_one_before() -> None:
+    """Its own comes with the admission or later; until then its guided queries are held."""
+    state = stale_adjusting_state()
+    shape = StepShape(3, 16, 3, ADJUSTS, guided=True)
+    plan = adjusting_plan(shape, replace(WISHES, grammar=None, guided=True))
+    apply_adjusting(state, replace(plan, masks=(None, None)))
+    assert state.adjust.mask_lens.tolist() == [0, 7, 7, 7, NOWHERE, 7]
+    bits = np.arange(3, dtype=np.int32).tobytes()
+    apply_adjusting(state, replace(plan, masks=(None, MaskWrite(9, bits))))
+    assert int(state.adjust.mask_lens[4]) == 9 and state.adjust.masks[4].tolist() == [0, 1, 2]
 
 
 def test_wishes_in_a_round_without_room_for_them_are_refused() -> None:

@@ -18,7 +18,7 @@ from freewheel.spec.mesh import Share
 from freewheel.spec.plan import Admission, StepPlan
 from freewheel.spec.sampling import MAX_STOP_IDS
 from freewheel.state import InboxLayout
-from freewheel.state.letters import ADJUST_WORDS, ADMISSION_WORDS, PAGE_WRITE_WORDS
+from freewheel.state.letters import ADJUST_WORDS, ADMISSION_WORDS, NOWHERE, PAGE_WRITE_WORDS
 
 ONLY = Share()
 
@@ -119,10 +119,15 @@ def pack(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None
 
 
 def pack_masks(plan: StepPlan, layout: InboxLayout, letter: NDArray[np.int32]) -> None:
-    """Write the plan's masks. Raises CapacityError if its shape has no room for them."""
+    """Write the plan's masks. Raises CapacityError if its shape has no room for them.
+
+    A new tenant without one loses that of the tenant before: a position may come again.
+    """
     rows = letter[layout.masks :].reshape(layout.batch, layout.mask_words)
     for index, mask in enumerate(plan.masks):
         if mask is None:
+            if layout.mask_words and plan.admissions[index] is not None:
+                rows[index, 0] = NOWHERE
             continue
         if not layout.mask_words:
             raise CapacityError("masks", f"sent in a round of {plan.shape}")

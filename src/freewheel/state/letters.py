@@ -36,6 +36,9 @@ RESULT_WORDS = 5
 SCORE_WORDS = 1 + 2 * MAX_LOGPROBS
 """A token's log-probability, the ids of the likeliest tokens, and their log-probabilities."""
 
+NOWHERE = -1
+"""The position of a mask that is for none."""
+
 FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_ERROR = 0, 1, 2, 3
 
 
@@ -102,7 +105,10 @@ class InboxLayout:
 
     @property
     def masks(self) -> int:
-        """[B, mask_words]: the position that a row's mask is for (0: none came), then its bits."""
+        """[B, mask_words]: the position that a row's mask is for, then its bits.
+
+        0: none came, and the row keeps the one that it has; NOWHERE: the row has none.
+        """
         return self.table + self.table_words
 
     @property
