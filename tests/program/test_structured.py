@@ -14,6 +14,7 @@ import pytest
 from freewheel import LLM, FinishReason, SamplingParams
 from freewheel.audit import audit
 from freewheel.errors import RequestError
+from freewheel.host import TextStream
 from freewheel.spec import Grammar, StepPlan
 from tests.program.schemas import schemas
 from tests.program.whitebox import ScriptedDrafts, engine, prompts, watch_requests
@@ -315,3 +316,26 @@ def test_everything_at_once_still_reads_nothing_and_sends_one_letter_each_way() 
     lanes = llm.executor._lanes
     assert {0, 1, 2, 3} <= {shape.extras for shape in lanes}
     assert any(shape.tables for shape in lanes) and any(shape.guided for shape in lanes)
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_more_grammars_than_places_wait_for_each_other_whatever_their_priorities(
+    folders: dict[str, Path], places: int
+) -> None:
+    """Tables are brought while rows are taken; whoever comes then with a better priority, and
+    another grammar, goes first all the same."""
+    llm = engine(folders["t32"], speculate=3, max_batch=1, prefill_batch=1, max_grammars=places)
+    plain = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    held = [SamplingParams(temperature=0, max_tokens=9, regex=f"[{c}]{{4}}") for c in "abcd"]
+    session = llm._session
+    waiting = [session.add(llm._request([5], plain, ""), TextStream(lambda ids: ""))]
+    for rank, params in enumerate(held):
+        for _ in range(4):
+            session.step()
+        made = llm._request([5], params, "", priority=-rank)
+        waiting.append(session.add(made, TextStream(lambda ids: "")))
+    while session.busy:
+        session.step()
+    assert [bytes(one.request.output[:4]) for one in waiting[1:]] == [
+        4 * letter for letter in (b"a", b"b", b"c", b"d")
+    ]
