@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +25,8 @@ from freewheel.chat import (
     ToolCall,
     open_chat,
 )
-from freewheel.errors import CheckpointError, RequestError, UnsupportedModel
+from freewheel.chat.renderer import Renderer
+from freewheel.errors import CheckpointError, RequestError, StartError, UnsupportedModel
 
 CONTROL = (
     "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<think>",
@@ -387,6 +390,47 @@ def test_a_template_that_takes_too_much_ends_and_the_next_prompt_is_served(
     with pytest.raises(RequestError, match="messages"):
         chat.prompt([Message("user", "bomb")])
     assert time.monotonic() - begun < 30
+    assert written(chat, [Message("user", "hello")]) == "fine"
+
+
+@pytest.mark.parametrize("kind", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_rendering_process_that_stands_still_or_is_killed_holds_up_one_prompt(
+    tmp_path: Path, opened: list[Chat], kind: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("freewheel.chat.renderer.Renderer.__init__.__defaults__", (0.5,))
+    begun = Renderer._started
+    pids: list[int] = []
+
+    def started(self: Renderer) -> subprocess.Popen[str]:
+        process = begun(self)
+        if len(pids) == 1:
+            process.send_signal(kind)
+        pids.append(process.pid)
+        return process
+
+    monkeypatch.setattr(Renderer, "_started", started)
+    opened.append(chat := with_template(tmp_path, "fine"))
+    assert written(chat, [Message("user", "hello")]) == "fine"
+    since = time.monotonic()
+    with pytest.raises(RequestError, match="messages: the prompt was not rendered"):
+        chat.prompt([Message("user", "hello")])
+    assert time.monotonic() - since < 10
+    assert written(chat, [Message("user", "hello")]) == "fine"
+    assert len(set(pids)) == 2
+
+
+def test_without_a_process_prompts_are_refused_until_there_is_one(
+    tmp_path: Path, opened: list[Chat], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened.append(chat := with_template(tmp_path, "fine"))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("freewheel.chat.renderer.subprocess.Popen", full)
+        with pytest.raises(StartError, match="Too many open files"):
+            chat.prompt([Message("user", "hello")])
     assert written(chat, [Message("user", "hello")]) == "fine"
 
 

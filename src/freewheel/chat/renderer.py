@@ -11,10 +11,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from freewheel.chat.pieces import Piece
-from freewheel.errors import RequestError, UnsupportedModel
+from freewheel.errors import RequestError, StartError, UnsupportedModel
 
 SECONDS = 5.0
 """The most that one prompt may take."""
+
+GRACE_SECONDS = 1.0
+"""Beyond its time, after which a process that does not end itself is ended."""
+
+START_SECONDS = 60.0
+"""For the process to come up."""
 
 
 class Renderer:
@@ -31,10 +37,10 @@ class Renderer:
 
     def render(self, given: Mapping[str, Any]) -> list[Piece]:
         """Pieces of a prompt. Raises RequestError for a conversation that is refused,
-        UnsupportedModel if nothing can be rendered at all."""
+        UnsupportedModel if nothing can be rendered at all, StartError if no process can be had."""
         with self._lock:
             process = self._started()
-            answer = self._exchange(process, given)
+            answer = self._exchange(process, given, self._seconds + GRACE_SECONDS)
         if answer is None:
             raise RequestError(
                 "messages",
@@ -56,14 +62,17 @@ class Renderer:
             return self._process
         self.close()
         command = [sys.executable, "-m", "freewheel.chat.worker"]
-        process = self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            encoding="utf-8",
-            start_new_session=True,  # Ctrl-C is for whoever asks, not for this
-        )
-        answer = self._exchange(process, self._begins)
+        try:
+            process = self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                encoding="utf-8",
+                start_new_session=True,  # Ctrl-C is for whoever asks, not for this
+            )
+        except OSError as error:  # no memory, no process, no file descriptor
+            raise StartError(f"the process that renders did not start: {error.strerror}") from error
+        answer = self._exchange(process, self._begins, START_SECONDS)
         if answer is None or "error" in answer:
             self.close()
             reason = "its process did not start" if answer is None else answer["error"]
@@ -71,17 +80,21 @@ class Renderer:
         return process
 
     def _exchange(
-        self, process: subprocess.Popen[str], said: Mapping[str, Any]
+        self, process: subprocess.Popen[str], said: Mapping[str, Any], seconds: float
     ) -> dict[str, Any] | None:
-        """The answer to a line; None, and no process, if it ended instead."""
+        """The answer to a line; None, and no process, if it ended or stood still instead."""
         assert process.stdin is not None and process.stdout is not None
+        timer = threading.Timer(seconds, process.kill)
+        timer.start()
         try:
             process.stdin.write(json.dumps(said) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
-        except OSError:  # it has gone
-            line = ""
-        if not line.endswith("\n"):
+            answer = json.loads(line) if line.endswith("\n") else None
+        except (OSError, ValueError):  # it has gone, or was closed, or what came is no answer
+            answer = None
+        finally:
+            timer.cancel()
+        if answer is None:
             self.close()
-            return None
-        return json.loads(line)
+        return answer

@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 
 from freewheel.chat import Ask, Chat, Message
 from freewheel.engine import Tokenizer
-from freewheel.errors import RequestError, UnsupportedModel
+from freewheel.errors import RequestError, StartError, UnsupportedModel
 from freewheel.server.failures import ApiError, not_ready, too_long
 from freewheel.server.generation import Generation, Talk
 from freewheel.server.held import structure_of_calls
@@ -108,6 +108,8 @@ class Serving:
             raise ApiError(400, f"{field}: {message}", param=field) from error
         except UnsupportedModel as error:
             raise ApiError(400, str(error), param=param, code="unsupported") from error
+        except StartError as error:
+            raise not_ready(str(error)) from error
         thought = (prompt.end_of_thought, prompt.start_of_thought)
         if not calling.offered:
             return Talk(prompt.ids, *thought)
