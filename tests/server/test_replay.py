@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,12 +23,14 @@ from freewheel.config import EngineConfig
 from freewheel.engine import Load, PoolLoad, TokenEngine
 from freewheel.errors import ConfigError
 from freewheel.server import journal, wire
-from freewheel.server.journal import Dump, Journal, read_dump, write_dump
+from freewheel.server.journal import Dump, Entry, Journal, read_dump, write_dump
 from freewheel.server.replay import replay
 from freewheel.spec import SamplingParams
+from freewheel.structured import GuideDesk
 from tests.server.running import PATIENCE, Running, wait_for
 
 LONG = {"max_tokens": 7000, "ignore_eos": True, "stream": True, "return_token_ids": True}
+PLAIN: dict[str, Any] = {"dtype": "float64", "max_batch": 2, "graph": "eager"}
 POOL = PoolLoad("rows", 1, 1, 0, 0, 0)
 LOAD = Load(0, 0, 0, POOL, (), 0, 0, 0, None, 0)
 
@@ -40,9 +45,19 @@ def progress(turn: int, *steps: wire.Step, **obeyed: dict[str, int]) -> wire.Pro
     return wire.Progress(list(steps), [], LOAD, turn, **obeyed)
 
 
+kept_open = functools.cache(LLM)
+
+
+def opened(model: str, **options: Any) -> LLM:
+    """An engine that has had others' requests before; without a prefix cache it does not show."""
+    llm = kept_open(model, **options)
+    llm._session.close(list(llm._session._live))
+    return llm
+
+
 def made(config: EngineConfig, orders: list[tuple[int, wire.Submit]], turns: int) -> Dump:
     """What a real engine says, written down as the HTTP process would."""
-    kept, engine = Journal(), TokenEngine(LLM(**vars(config)))
+    kept, engine = Journal(), TokenEngine(opened(**vars(config)))
     for turn in range(turns):
         begun: dict[str, int] = {}
         for when, one in orders:
@@ -52,36 +67,108 @@ def made(config: EngineConfig, orders: list[tuple[int, wire.Submit]], turns: int
                 begun[one.id] = turn
         steps = engine.step() if engine.busy else []
         told = [wire.Step(step.id, list(step.tokens), finish=step.finish) for step in steps]
-        kept.heard(progress(turn + 1, *told, begun=begun))
+        kept.heard(wire.Progress(told, engine.rounds(), LOAD, turn + 1, begun))
     return kept.dump(config, "cpu", "a test")
 
 
 @pytest.mark.parametrize("run_ahead", [0, 2])
 def test_another_engine_says_the_same_in_the_same_turns(run_ahead: int, tmp_path: Path) -> None:
-    config = EngineConfig(model="demo", dtype="float64", max_batch=2, run_ahead=run_ahead)
+    config = EngineConfig(model="demo", prefix_cache=False, run_ahead=run_ahead, **PLAIN)
     seeded = SamplingParams(max_tokens=12, temperature=0.8, seed=5, ignore_eos=True)
     orders = [(0, order(0, 40, 30)), (2, order(1)), (3, wire.Submit("s", [301, 302], seeded))]
     dump = read_dump(write_dump(made(config, orders, 9), tmp_path))
-    found = replay(dump, {"graph": "eager"})
+    found = replay(dump, {"graph": "tape"})
     assert not found.differing
     assert found.same_tokens == sum(len(entry.tokens) for entry in dump.entries) > 10
 
 
 def test_a_token_that_differs_is_told_with_its_place() -> None:
-    config = EngineConfig(model="demo", dtype="float64", max_batch=2)
+    config = EngineConfig(model="demo", prefix_cache=False, **PLAIN)
     dump = made(config, [(0, order(0, 5, 20))], 8)
     told = dump.entries[0].tokens
     right, told[2] = told[2], 7
-    found = replay(dump, {})
+    found = replay(dump, {}, opened)
     assert found.differing == {"0": (2, 7, right)} and found.same_tokens == 2
 
 
 def test_an_aborted_request_is_aborted_again() -> None:
-    config = EngineConfig(model="demo", dtype="float64", max_batch=2)
+    config = EngineConfig(model="demo", prefix_cache=False, **PLAIN)
     dump = made(config, [(0, order(0, 5, 4000)), (0, order(1, 5, 6))], 6)
     dump.entries[0].aborted = 3
-    found = replay(dump, {}, to_end=True)
+    found = replay(dump, {}, opened, to_end=True)
     assert found.turns < 100 and len(found.tokens["1"]) == 6
+
+
+TREE = {
+    "$defs": {"n": {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}}}},
+    "$ref": "#/$defs/n",
+}
+HELD: dict[str, dict[str, Any]] = {
+    "host": {"json_schema": TREE},
+    "table": {"regex": "[a-f]{8,20}"},
+    "trigger": {"grammar": 'start: "x" /[0-9]{9}/', "grammar_trigger": 300,
+                "logit_bias": {300: 9.0}},
+    "thought": {"json_schema": TREE, "thinking_token_budget": 3},
+    "calls": {"json_object": True, "frequency_penalty": 0.5, "logprobs": 2},
+    "scored": {"prompt_logprobs": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_answers_of_every_form_are_replayed_whatever_keeps_turns_from_being_the_same(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks come when they come, and `auto` chooses depths by the clock: tokens stay the same."""
+    config = EngineConfig(model="demo", prefix_cache=False, **PLAIN)
+    held = SamplingParams(max_tokens=24, temperature=1.0, seed=3, **HELD[kind])
+    orders = [(0, wire.Submit("h", [5, 6, 7], held)), (1, order(1, 4, 30))]
+    dump = made(config, orders, 30)
+    dump.turns = 9  # the engine failed long before it could say all of this
+    assert len(dump.entries[0].tokens) > 4
+    make = GuideDesk.guide
+    monkeypatch.setattr(GuideDesk, "guide", lambda *a: LateGuide(make(*a), 3))
+    for changed in ({"speculate": 0}, {"speculate": "auto", "run_ahead": 0}):
+        found = replay(dump, changed, opened)
+        assert not found.differing and not found.refused
+        assert found.same_tokens == sum(len(entry.tokens) for entry in dump.entries)
+
+
+class LateGuide:
+    """Another guide's masks, some looks later."""
+
+    def __init__(self, guide: Any, late: int) -> None:
+        self._guide, self._late, self._looks = guide, late, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._guide, name)
+
+    def follow(self, answer: Sequence[int]) -> None:
+        self._looks = 0
+        self._guide.follow(answer)
+
+    def mask(self) -> bytes | None:
+        self._looks += 1
+        return self._guide.mask() if self._looks > self._late else None
+
+
+def test_rounds_of_the_same_turns_are_the_same_rounds() -> None:
+    config = EngineConfig(model="demo", prefix_cache=False, **PLAIN)
+    dump = made(config, [(0, order(0, 40, 20)), (2, order(1, 9, 12))], 12)
+    assert replay(dump, {}, opened).same_rounds == len(dump.rounds) > 6
+    assert replay(dump, {"speculate": 0}, opened).same_rounds < len(dump.rounds)
+
+
+def test_a_request_whose_grammar_was_never_compiled_is_replayed_as_far_as_it_came() -> None:
+    """One left meanwhile, one would have been refused, one was compiled when the engine died."""
+    config = EngineConfig(model="demo", prefix_cache=False, **PLAIN)
+    dump = made(config, [(0, order(0, 5, 20))], 8)
+    wishes = {"left": {"regex": "[ab]{9}"}, "bad": {"regex": "("}, "good": {"regex": "[ab]{9}"}}
+    for name, wish in wishes.items():
+        submit = wire.Submit(name, [5, 6], SamplingParams(max_tokens=12, seed=1, **wish))
+        dump.entries.append(Entry(submit, aborted=3 if name == "left" else None))
+    found = replay(dump, {}, opened, to_end=True)
+    assert not found.differing
+    assert set(found.tokens) == {"0", "good"} and set(found.refused) == {"bad"}
 
 
 def test_a_journal_begins_anew_when_the_engine_has_nothing_to_do() -> None:

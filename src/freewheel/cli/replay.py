@@ -59,6 +59,9 @@ def replay(
         told = sum(len(entry.tokens) for entry in read.entries)
         answers.print(f"{found.turns} turns without an exception")
         answers.print(f"{found.same_tokens} of {told} tokens as in the dump")
+        answers.print(f"{found.same_rounds} of {len(read.rounds)} rounds as in the dump")
+        for request_id, why in found.refused.items():
+            answers.print(f"request {request_id} is refused: {why}", markup=False)
         for request_id, (place, theirs, ours) in found.differing.items():
             answers.print(f"request {request_id} differs at token {place}: {theirs}, here {ours}")
     if found.differing:

@@ -18,12 +18,18 @@ from msgspec import Struct
 
 import freewheel
 from freewheel.config import EngineConfig
+from freewheel.engine import RoundTimes
 from freewheel.errors import ConfigError
 from freewheel.server import wire as m
 
 FORMAT = 1
 MOST_TOKENS = 1 << 22
 """Tokens of prompts and answers that are kept; of more, ended requests go first."""
+MOST_ROUNDS = 1 << 16
+"""Rounds that are kept, the first ones: as many as can be compared."""
+
+
+Shape = tuple[int, int, int, int]
 
 
 class Entry(Struct):
@@ -48,6 +54,7 @@ class Entry(Struct):
 
 class Dump(Struct):
     """A journal as a file. `turns`: the engine's last known; `whole`: nothing had to be left out.
+    `rounds`: batch, width, depth and rows in use of each that was read, in order.
 
     Turns are counted from when the engine last had nothing to do. The prefix cache may have held
     prompts from before: a replay computes them anew.
@@ -62,6 +69,12 @@ class Dump(Struct):
     turns: int
     whole: bool
     entries: list[Entry]
+    rounds: list[Shape] = msgspec.field(default_factory=list[Shape])
+
+
+def shape_of(times: RoundTimes) -> Shape:
+    """What a dump says of a round."""
+    return times.batch, times.width, times.depth, times.rows
 
 
 class Journal:
@@ -71,6 +84,7 @@ class Journal:
         self.entries: dict[str, Entry] = {}
         self.whole = True
         self._base = self._turn = self._tokens = 0
+        self._rounds: list[Shape] = []
 
     @property
     def live(self) -> bool:
@@ -105,6 +119,7 @@ class Journal:
                 entry.tokens += step.tokens
                 entry.finish = step.finish or entry.finish
                 self._tokens += len(step.tokens)
+        self._rounds += map(shape_of, report.rounds[: MOST_ROUNDS - len(self._rounds)])
         self._turn = report.turn
 
     def dump(self, config: EngineConfig, device: str, why: str) -> Dump:
@@ -119,10 +134,12 @@ class Journal:
             turns=self._turn - self._base,
             whole=self.whole,
             entries=list(self.entries.values()),
+            rounds=list(self._rounds),
         )
 
     def _begin_anew(self) -> None:
         self.entries.clear()
+        self._rounds.clear()
         self.whole = True
         self._base, self._tokens = self._turn, 0
 
@@ -138,11 +155,18 @@ class Journal:
 
 
 def write_dump(dump: Dump, folder: Path) -> Path:
-    """A new file that its owner alone reads: it holds what clients said."""
+    """A new file that its owner alone reads: it holds what clients said.
+
+    Raises OSError, and leaves no half of it, if it cannot be written.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(dump.written))
     path = folder / f"freewheel-{stamp}-{os.getpid()}-{time.monotonic_ns()}.json"
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(dump))
+    try:
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(dump))
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
     return path
 
 
