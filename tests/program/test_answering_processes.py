@@ -28,11 +28,11 @@ say = lambda text: (sys.stdout.buffer.write(text), sys.stdout.buffer.flush())
 READY = BEGIN + 'say(b"{}\\n")\nsys.stdin.buffer.readline()\n'
 MISBEHAVIOUR = {
     "ends before it answers": READY,
-    "says half a line": READY + 'say(b\'{"bytes": 8\')',
-    "says half of the bytes": READY + 'say(b\'{"bytes": 8}\\n1234\')',
+    "says half a line": READY + "say(b'{\"bytes\": 8')",
+    "says half of the bytes": READY + "say(b'{\"bytes\": 8}\\n1234')",
     "says no JSON": READY + 'say(b"what?\\n")\ntime.sleep(60)',
     "hangs before it answers": READY + "time.sleep(60)",
-    "hangs within the bytes": READY + 'say(b\'{"bytes": 8}\\n1234\')\ntime.sleep(60)',
+    "hangs within the bytes": READY + "say(b'{\"bytes\": 8}\\n1234')\ntime.sleep(60)",
     "closes its output and stays": READY + "os.close(1)\ntime.sleep(60)",
 }
 VOCABULARY = [bytes([n]) for n in range(256)]
@@ -53,7 +53,7 @@ def test_whatever_it_does_there_is_no_answer_within_the_time_and_the_next_one_an
     begun = time.monotonic()
     assert asked.ask({}, seconds=0.5) is None
     assert time.monotonic() - begun < 3
-    asked._command = [sys.executable, "-c", READY + 'say(b\'{"bytes": 2}\\nok\')']
+    asked._command = [sys.executable, "-c", READY + "say(b'{\"bytes\": 2}\\nok')"]
     assert asked.ask({}, seconds=20) == ({"bytes": 2}, b"ok")
     assert asked.starts == 2
     asked.close()
@@ -84,7 +84,7 @@ def test_without_file_descriptors_requests_are_refused_and_later_ones_are_not() 
     compiler, desk = Compiler(VOCABULARY, 20), GuideDesk(VOCABULARY, 20)
     guide = desk.guide('{"grammars": [{"lark_grammar": "start: \\"a\\""}]}', (0,))
     with no_more_files():
-        with pytest.raises(RequestError, match="^regex: cannot be compiled: .*did not start"):
+        with pytest.raises(RequestError, match=r"^regex: cannot be compiled: .*did not start"):
             compiler.compile(Wish("regex", "a"))
         guide.follow([])
         wait_for("the failure", lambda: guide.failure)

@@ -12,13 +12,13 @@ import torch
 from freewheel.errors import CapacityError
 from freewheel.runtime.uplink import pack
 from freewheel.spec import (
-    MaskWrite,
     Adjustments,
     Admission,
     CacheField,
     CacheGroup,
     Feed,
     Grammar,
+    MaskWrite,
     PageWrite,
     StepPlan,
     StepShape,

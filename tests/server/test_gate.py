@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import cast
 
 import httpx
@@ -264,11 +263,6 @@ def test_this_machine_needs_no_key(host: str) -> None:
 def test_settings_out_of_range_are_named(bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(bad)).removesuffix("s")):
         ServerSettings(model_name="demo", **bad)  # pyright: ignore[reportArgumentType]
-
-
-def test_the_sockets_folder_is_the_users_alone(local: Door) -> None:
-    folder = Path(local.link._folder)
-    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_requests_are_sent_with_their_priority_in_the_name_of_their_key() -> None:

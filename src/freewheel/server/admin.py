@@ -57,6 +57,7 @@ def build_admin(serving: Serving) -> FastAPI:
             "engine": link.state,
             "pid": link.pid,
             "restarts": link.restarts,
+            "failure": link.unfit or None,
             "draining": serving.draining,
             "requests": [_told(ticket, now) for ticket in link.ledger.live.values()],
         }
@@ -66,9 +67,7 @@ def build_admin(serving: Serving) -> FastAPI:
         live = link.ledger.live
         wanted = live.keys() if order.ids is None else live.keys() & set(order.ids)
         tickets = [live[one] for one in tuple(wanted)]
-        link.close(tickets)
-        for ticket in tickets:
-            ticket.fail(ApiError(503, "the operator ended this request", code="aborted"))
+        link.give_up(tickets, ApiError(503, "the operator ended this request", code="aborted"))
         log.warning("%d requests were ended by the operator", len(tickets))
         return {"aborted": len(tickets)}
 

@@ -84,6 +84,11 @@ def engine_lost() -> ApiError:
     )
 
 
+def ending() -> ApiError:
+    """The server was told to end, and takes nothing new."""
+    return ApiError(503, "the server is ending", code="draining", retry_after=5)
+
+
 def not_ready(why: str) -> ApiError:
     """There is no engine to ask."""
     return ApiError(503, f"not ready: {why}", code="not_ready", retry_after=2)

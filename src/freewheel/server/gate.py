@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from freewheel.server.failures import ApiError, error_bytes
+from freewheel.server.failures import ApiError, ending, error_bytes
 from freewheel.server.serving import Serving
 from freewheel.server.settings import LOCAL_NAMES, TENANT
 from freewheel.server.tickets import TRACE_PARENT
@@ -90,7 +90,7 @@ class Gate:
         elif settings.local:
             _check_neighbour(headers)
         if self._serving.draining and not is_open:
-            raise ApiError(503, "the server is ending", code="draining", retry_after=5)
+            raise ending()
         length = headers.get("content-length", "0")
         if not length.isdigit() or len(length) > 15 or int(length) > settings.max_body_bytes:
             raise _too_large(settings.max_body_bytes)

@@ -33,6 +33,10 @@ from freewheel.spec import FinishReason, SamplingParams
 log = logging.getLogger("freewheel.server")
 
 LONGEST_PAUSE = 30.0
+TICK = 1.0
+"""How often is looked whether the engine still says something."""
+STARTING_SECONDS = 600.0
+"""How long an engine may start without a word, or ten times as long as one that has started."""
 ADDRESS_BYTES = 100
 """A Unix socket's path has 107 bytes at most."""
 
@@ -57,6 +61,7 @@ class Link:
         self.loading: m.Loading | None = None
         self.restarts = 0
         self.unfit = ""
+        """Why the engine could not start, if it said so."""
         self.ledger = Ledger(settings.queue_tokens, settings.max_requests)
         self.on_round: Callable[[RoundTimes], None] = lambda _: None
         self.on_step: Callable[[Ticket, m.Step, float], None] = lambda *_: None
@@ -67,7 +72,7 @@ class Link:
         self._context = zmq.asyncio.Context()
         self._socket: zmq.asyncio.Socket | None = None
         self._process: asyncio.subprocess.Process | None = None
-        self._folder = Path(tempfile.mkdtemp(prefix="freewheel-"))  # mode 0700
+        self._folder: Path | None = None
         self._runner: asyncio.Task[None] | None = None
 
     @property
@@ -77,8 +82,8 @@ class Link:
 
     def start(self) -> None:
         """Start an engine, and another whenever one ends. Raises ConfigError."""
-        if len(str(self._folder)) > ADDRESS_BYTES - len("/engine-00000000"):
-            raise ConfigError(f"TMPDIR: {self._folder} is too long for a socket's path")
+        if len(tempfile.gettempdir()) > ADDRESS_BYTES - len("/freewheel-00000000/engine"):
+            raise ConfigError(f"TMPDIR: {tempfile.gettempdir()} is too long for a socket's path")
         self._runner = asyncio.create_task(self._keep_running())
 
     async def stop(self) -> None:
@@ -93,7 +98,8 @@ class Link:
 
     def clear_away(self) -> None:
         """Leave no file behind."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def check_ready(self) -> None:
         """Raise ApiError 503 unless requests can be taken."""
@@ -130,6 +136,12 @@ class Link:
         if open_tickets and self.state is EngineState.READY:
             self._send(m.Abort([ticket.id for ticket in open_tickets]))
 
+    def give_up(self, tickets: list[Ticket], error: ApiError) -> None:
+        """End these, and tell those who wait for them why."""
+        self.close(tickets)
+        for ticket in tickets:
+            ticket.fail(error)
+
     def flush(self) -> None:
         """Let the engine forget the prompts that it keeps."""
         self.check_ready()
@@ -149,8 +161,13 @@ class Link:
         pause = 0.5
         for generation in itertools.count():
             begun = time.monotonic()
-            self.state, self.ready = EngineState.STARTING, None
-            await self._live_once(generation)
+            self.state, self.ready, self.loading, self.unfit = EngineState.STARTING, None, None, ""
+            try:
+                await self._live_once()
+            except (OSError, zmq.ZMQError) as error:
+                log.error("the engine process could not be started: %s", error)
+            if self.unfit:
+                log.error("the engine cannot start: %s", self.unfit)
             if self.unfit and generation == 0:
                 self.state = EngineState.UNFIT
                 return
@@ -162,35 +179,57 @@ class Link:
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _live_once(self, generation: int) -> None:
-        """One engine, from its start to its end."""
-        address = f"ipc://{self._folder}/engine-{generation}"
+    async def _live_once(self) -> None:
+        """One engine, from its start to its end. Raises OSError or ZMQError if there is none."""
+        # Its own folder, of mode 0700: something may have cleared temporary files away meanwhile.
+        self._folder = Path(tempfile.mkdtemp(prefix="freewheel-"))
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
-        self._socket.bind(address)
         self.heard = time.monotonic()
         # What nobody will read is not kept: it would hold every token of a busy day.
         self._journal = None if self.settings.dump_dir is None else Journal()
-        self._process = await asyncio.create_subprocess_exec(
+        try:
+            address = f"ipc://{self._folder}/engine"
+            self._socket.bind(address)
+            self._process = await self._started(address)
+            code = await self._until_over(self._socket, self._process)
+            self._keep_for_replay(f"the engine process ended with code {code}")
+        finally:
+            self._socket.close(linger=0)
+            self._lose_all()
+            self.clear_away()
+
+    async def _started(self, address: str) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "freewheel.server.worker", address),
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C on the terminal is the HTTP process's business
         )
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(self.config) + b"\n")
-        listener = asyncio.create_task(self._listen(self._socket))
-        watchdog = asyncio.create_task(self._watch(self._process))
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(self.config) + b"\n")
+        return process
+
+    async def _until_over(
+        self, socket: zmq.asyncio.Socket, process: asyncio.subprocess.Process
+    ) -> int:
+        """Listen until the process ends, and see to it that it does. Returns its exit code."""
+        over = asyncio.create_task(process.wait())
+        listener = asyncio.create_task(self._listen(socket))
+        watchdog = asyncio.create_task(self._watch(process))
         try:
-            code = await self._process.wait()
+            await asyncio.wait({over, listener}, return_when=asyncio.FIRST_COMPLETED)
+            if listener.done():
+                fault = listener.exception()
+                log.error("what the engine says cannot be read; it is killed", exc_info=fault)
+                process.kill()
+            code = await over
             self.state = EngineState.DOWN
             await asyncio.sleep(0.05)  # what it said last may still be on its way
-            self._keep_for_replay(f"the engine process ended with code {code}")
+            return code
         finally:
-            for task in (listener, watchdog):
+            for task in (over, listener, watchdog):
                 task.cancel()
-            await asyncio.gather(listener, watchdog, return_exceptions=True)
-            self._socket.close(linger=0)
-            self._lose_all()
+            await asyncio.gather(over, listener, watchdog, return_exceptions=True)
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
         while True:
@@ -199,11 +238,19 @@ class Link:
             self._hear(report)
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """An engine that has nothing to say is dead, even if its process is not."""
+        """An engine that has nothing to say is dead, even if its process is not.
+
+        Time in which this process stood still does not count: it would not have heard anything.
+        """
+        limit = self.settings.stall_seconds
         while True:
-            await asyncio.sleep(1.0)
-            silent = time.monotonic() - self.heard
-            if self.state is EngineState.READY and silent > self.settings.stall_seconds:
+            before = time.monotonic()
+            await asyncio.sleep(TICK)
+            now = time.monotonic()
+            self.heard = min(now, self.heard + max(0.0, now - before - 2 * TICK))
+            silent = now - self.heard
+            ready = self.state is EngineState.READY
+            if silent > (limit if ready else max(STARTING_SECONDS, 10 * limit)):
                 log.error("the engine has been silent for %.0f s and is killed", silent)
                 process.kill()
                 return

@@ -20,6 +20,7 @@ from freewheel.engine import Tokenizer, survey
 from freewheel.errors import ConfigError, FreewheelError, UnsupportedModel
 from freewheel.server.admin import AdminSocket, open_admin_socket
 from freewheel.server.app import build_app
+from freewheel.server.failures import ending
 from freewheel.server.gate import Gate
 from freewheel.server.link import EngineState, Link
 from freewheel.server.logs import set_up_logs
@@ -162,5 +163,7 @@ class Server(uvicorn.Server):
         if self._told_to_end is not None:
             waited = time.monotonic() - self._told_to_end
             if not link.ledger.live or waited > self._serving.settings.drain_seconds:
+                # Who is told now still has the time that uvicorn gives connections to end.
+                link.give_up(list(link.ledger.live.values()), ending())
                 return True
         return await super().on_tick(counter)
