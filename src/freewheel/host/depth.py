@@ -231,8 +231,6 @@ class Pace:
         self, shape: StepShape, in_flight: Iterable[StepShape], now: float | None
     ) -> float | None:
         """Seconds since the letter before, if that, this one and all in flight are of one shape."""
-        shapes = {self._shape, shape, *in_flight}
+        alike = shape == self._shape and all(one == shape for one in in_flight)
         before, self._shape, self._arrived = self._arrived, shape, now
-        if len(shapes) > 1 or before is None or now is None:
-            return None
-        return now - before
+        return now - before if alike and before is not None and now is not None else None

@@ -38,6 +38,10 @@ from freewheel.spec import (
 )
 
 
+def _turn(seat: Seat) -> int:
+    return seat.request.turn
+
+
 @dataclass(frozen=True)
 class Update:
     """What a letter, or an abort, brought to one request.
@@ -306,7 +310,8 @@ class Scheduler:
         """The round of these seats is under way from here on."""
         plan = step_plan(self._next_round, shape, seats, table)
         # Whoever waited longest in this round is also first of it to wait for its next turn.
-        for seat in sorted(seats, key=lambda seat: seat.request.turn):
+        ordered = sorted(seats, key=_turn) if len(seats) > 1 else seats
+        for seat in ordered:
             seat.tenancy.launch(plan.round_id, seat.advance, seat.emits, shape.depth)
             seat.request.turn = next(self._turns)
         self._rounds.append((plan, seats))

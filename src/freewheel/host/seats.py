@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 
 from freewheel.host.chunks import sharing
 from freewheel.host.request import Request
@@ -23,9 +24,9 @@ from freewheel.spec import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Seat:
-    """One row of a round.
+    """One row of a round. Not frozen, and no copy is made: this is made for every row and round.
 
     `advance`: the most tokens by which `computed` grows. `emits`: at least one token is chosen
     for certain.
@@ -98,6 +99,9 @@ def prompt_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
     return found
 
 
+_rank = attrgetter("rank")
+
+
 def _urgency(request: Request) -> tuple[bool, int, int]:
     """In the order of which prompts are computed."""
     return (not request.overdue, 0 if request.overdue else request.priority, request.turn)
@@ -112,7 +116,9 @@ def decode_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
     ready = [r for r in roster.running if r.decodes and not r.held]
     if len(ready) > ladder.max_batch:
         ready = sorted(ready, key=lambda r: r.turn)[: ladder.max_batch]
-    seats = [_decode_seat(roster, r) for r in sorted(ready, key=lambda r: r.rank)]
+    if len(ready) > 1:
+        ready.sort(key=_rank)
+    seats = [_decode_seat(roster, request) for request in ready]
     return [seat for seat in seats if seat is not None]
 
 
@@ -126,10 +132,11 @@ def prompt_shape(seats: list[Seat], ladder: ShapeLadder, batch: int) -> StepShap
 
 def within(seats: list[Seat], shape: StepShape) -> list[Seat]:
     """Seats of decoding rows in a round of `shape`."""
-    return [
-        replace(seat, advance=shape.width, offered=min(seat.tenancy.drafts, shape.width - 1))
-        for seat in seats
-    ]
+    width = shape.width
+    for seat in seats:
+        drafts = seat.tenancy.drafts
+        seat.advance, seat.offered = width, drafts if drafts < width else width - 1
+    return seats
 
 
 def extras_of(seats: list[Seat]) -> int:

@@ -21,7 +21,7 @@ class PageSpan:
         return self.first + len(self.pages)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Tenancy:
     """A request's stay in a row, from its admission to its finish, abort or preemption.
 
