@@ -33,7 +33,7 @@ class Block:
     `pages[g]`: of a group that keeps everything, the block's own pages. `latest[g]`: of a group
     that keeps the latest tokens, the pages that a row needs which starts at the block's end; None
     if they are not kept, and then the block only leads to others. Both are empty where the group
-    is of the other sort.
+    is of the other sort. `doubted`: the last one to end that had found it here went wrong.
     """
 
     key: bytes
@@ -41,6 +41,7 @@ class Block:
     pages: tuple[tuple[int, ...], ...]
     latest: tuple[tuple[int, ...], ...] | None = None
     children: set[Block] = field(default_factory=set["Block"])
+    doubted: bool = False
 
 
 class PrefixCache:
@@ -135,12 +136,29 @@ class PrefixCache:
             self._drop(block)
 
     def forget(self, request: Request, tenancy: Tenancy) -> None:
-        """Drop the blocks that the tenancy may have written, and all that follow them."""
-        first = tenancy.start // self.block_size
-        for key in self.keys(request)[first:]:
+        """Drop the blocks that the tenancy may have written, and all that follow them.
+
+        Those that it found may be to blame as well: at a second failure behind them, with no
+        success between, they are dropped too. One failure may be the request's own.
+        """
+        found = self._found(request, tenancy)
+        sound = next((n for n, block in enumerate(found) if block.doubted), len(found))
+        for block in found:
+            block.doubted = True
+        for key in self.keys(request)[sound:]:
             if key in self._blocks:
                 self._drop(self._blocks[key])
                 return
+
+    def trust(self, request: Request, tenancy: Tenancy) -> None:
+        """The tenancy has ended well behind the blocks that it found."""
+        for block in self._found(request, tenancy):
+            block.doubted = False
+
+    def _found(self, request: Request, tenancy: Tenancy) -> list[Block]:
+        """Of the blocks behind which the tenancy began, those that are still kept."""
+        keys = self.keys(request)[: tenancy.start // self.block_size]
+        return [self._blocks[key] for key in keys if key in self._blocks]
 
     def keys(self, request: Request) -> list[bytes]:
         """Of every block behind which the request has a certain token."""

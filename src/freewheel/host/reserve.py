@@ -98,6 +98,8 @@ class Reservations:
             self.prefix.forget(request, tenancy)
         else:
             self.prefix.publish(request, tenancy)
+            if finish is not None:
+                self.prefix.trust(request, tenancy)
 
     def missing(self, tenancy: Tenancy, tokens: int) -> tuple[int, ...]:
         """Pages of each group that the row lacks to hold its first `tokens` tokens."""
