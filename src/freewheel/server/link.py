@@ -35,8 +35,8 @@ log = logging.getLogger("freewheel.server")
 LONGEST_PAUSE = 30.0
 TICK = 1.0
 """How often is looked whether the engine still says something."""
-STARTING_SECONDS = 600.0
-"""How long an engine may start without a word, or ten times as long as one that has started."""
+STARTING_SECONDS, STARTING_SHARE = 600.0, 10
+"""How long an engine may start without a word: so long, or so many times as long as later."""
 ADDRESS_BYTES = 100
 """A Unix socket's path has 107 bytes at most."""
 
@@ -201,13 +201,16 @@ class Link:
 
     async def _started(self, address: str) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "freewheel.server.worker", address),
+            *self._command(address),
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,  # Ctrl-C on the terminal is the HTTP process's business
         )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(self.config) + b"\n")
         return process
+
+    def _command(self, address: str) -> tuple[str, ...]:
+        return sys.executable, "-m", "freewheel.server.worker", address
 
     async def _until_over(
         self, socket: zmq.asyncio.Socket, process: asyncio.subprocess.Process
@@ -250,7 +253,7 @@ class Link:
             self.heard = min(now, self.heard + max(0.0, now - before - 2 * TICK))
             silent = now - self.heard
             ready = self.state is EngineState.READY
-            if silent > (limit if ready else max(STARTING_SECONDS, 10 * limit)):
+            if silent > (limit if ready else max(STARTING_SECONDS, STARTING_SHARE * limit)):
                 log.error("the engine has been silent for %.0f s and is killed", silent)
                 process.kill()
                 return

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of the line between the two processes, with engines that only pretend to be ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from freewheel.config import EngineConfig
+from freewheel.engine import Load, PoolLoad
+from freewheel.server import link as link_module
+from freewheel.server import wire as m
+from freewheel.server.failures import ApiError
+from freewheel.server.journal import read_dump
+from freewheel.server.link import EngineState, Link
+from freewheel.server.settings import ServerSettings
+from freewheel.server.tickets import Ticket
+from freewheel.spec import SamplingParams
+
+LOAD = Load(0, 0, 0, PoolLoad("rows", 1, 1, 0, 0, 0), (), 0, 0, 0, None, 0)
+READY = m.encode(m.Ready(100, 0, "cpu", "tape", "float32", "none", 0.0, LOAD))
+IDLE = m.encode(m.Progress([], [], LOAD))
+
+ENGINE = f"""
+import os, sys, threading, time, zmq
+def parent():
+    while sys.stdin.buffer.read(4096): pass
+    os._exit(0)
+sys.stdin.buffer.readline()
+threading.Thread(target=parent, daemon=True).start()
+socket = zmq.Context().socket(zmq.PAIR)
+socket.connect(sys.argv[1])
+def idle(seconds=1e9):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        socket.send({IDLE!r})
+        time.sleep(0.1)
+"""
+WHOLE = ENGINE + f"socket.send({READY!r})\nidle()"
+
+
+def unfit(message: str) -> str:
+    return ENGINE + f"socket.send({m.encode(m.Unfit(message))!r})\ntime.sleep(0.2)\nsys.exit(3)"
+
+
+BROKEN = {
+    "bad frame on the link": WHOLE.replace("idle()", r"idle(1); socket.send(b'\xc1'); idle()"),
+    "frame of an unknown kind": WHOLE.replace(
+        "idle()", f"idle(1); socket.send({msgspec.msgpack.encode({'type': 'Hello'})!r}); idle()"
+    ),
+    "report of a wrong shape": WHOLE.replace(
+        "idle()",
+        f"idle(1); socket.send({msgspec.msgpack.encode({'type': 'Progress', 'steps': 3})!r});"
+        " idle()",
+    ),
+    "engine ends by itself": WHOLE.replace("idle()", "idle(1); sys.exit(0)"),
+    "engine aborts": WHOLE.replace("idle()", "idle(1); os.abort()"),
+    "engine hangs": WHOLE.replace("idle()", "idle(1); time.sleep(1e9)"),
+}
+"""What an engine does a second after it was ready; the next one is whole."""
+
+SLOW_START = {
+    "engine ends at its start": "raise SystemExit",
+    "engine has no memory at its start": "raise MemoryError",
+    "engine hangs at its start": ENGINE + "time.sleep(1e9)",
+}
+
+
+class Engines:
+    """A link whose engines are these scripts, one after the other; the last one again and again."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *scripts: str, **settings: Any) -> None:
+        self._scripts = list(scripts)
+        options: dict[str, Any] = {"stall_seconds": 2.0} | settings
+        self.link = Link(EngineConfig(model="demo"), ServerSettings(model_name="demo", **options))
+        patch.setattr(self.link, "_command", self.command)
+        self.starts = 0
+
+    def command(self, address: str) -> tuple[str, ...]:
+        self.starts += 1
+        script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
+        return sys.executable, "-c", script, address
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Link]:
+        self.link.start()
+        try:
+            yield self.link
+        finally:
+            await self.link.stop()
+            assert self.link._folder is None or not self.link._folder.exists()
+
+    async def ready(self, starts: int, patience: float) -> float:
+        """Until engine number `starts` is ready; the seconds that it took."""
+        begun = time.monotonic()
+        while self.starts < starts or self.link.state is not EngineState.READY:
+            assert time.monotonic() - begun < patience, f"{self.link.state}, {self.starts} starts"
+            await asyncio.sleep(0.02)
+        return time.monotonic() - begun
+
+
+def ask(link: Link) -> Ticket:
+    return link.open([5, 6], SamplingParams(max_tokens=4), asyncio.Queue())
+
+
+async def lost(ticket: Ticket, patience: float) -> ApiError:
+    """How the ticket fails."""
+    _, event = await asyncio.wait_for(ticket.events.get(), patience)
+    assert isinstance(event, ApiError)
+    return event
+
+
+def play(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 120))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_faulty_engine_is_replaced_and_its_requests_are_told(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(monkeypatch, BROKEN[kind], WHOLE)
+
+    async def test() -> None:
+        async with engines.running() as link:
+            await engines.ready(1, 60)
+            error = await lost(ask(link), 20)
+            assert (error.status, error.code, error.retry_after) == (503, "engine_lost", 5)
+            with pytest.raises(ApiError, match="not ready"):
+                ask(link)
+            assert await engines.ready(2, 30) < 15
+            assert link.restarts == 1
+            link.close([ask(link)])
+
+    play(test)
+
+
+@pytest.mark.parametrize("kind", SLOW_START)
+def test_an_engine_that_does_not_start_is_started_again(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "STARTING_SECONDS", 8.0)
+    engines = Engines(monkeypatch, SLOW_START[kind], WHOLE, stall_seconds=2)
+    monkeypatch.setattr(link_module, "STARTING_SHARE", 1)
+
+    async def test() -> None:
+        async with engines.running() as link:
+            assert await engines.ready(2, 60) < 40
+            assert link.restarts == 1
+
+    play(test)
+
+
+def test_a_checkpoint_that_is_damaged_between_restarts_is_tried_until_it_is_mended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engines = Engines(monkeypatch, BROKEN["engine ends by itself"], unfit("no shard 3"), WHOLE)
+
+    async def test() -> None:
+        async with engines.running() as link:
+            await engines.ready(1, 60)
+            while engines.starts < 2 or link.state is not EngineState.DOWN:
+                await asyncio.sleep(0.02)
+            assert link.unfit == "no shard 3"
+            assert await engines.ready(3, 60) < 30
+            assert not link.unfit
+
+    play(test)
+
+
+def test_a_checkpoint_that_is_damaged_from_the_first_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engines = Engines(monkeypatch, unfit("no shard 3"))
+
+    async def test() -> None:
+        async with engines.running() as link:
+            while link.state is not EngineState.UNFIT:
+                await asyncio.sleep(0.02)
+            assert engines.starts == 1 and link.unfit == "no shard 3"
+
+    play(test)
+
+
+def test_a_server_that_stood_still_itself_does_not_kill_its_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stopped and continued, or a machine that slept: nothing was heard, since nobody listened."""
+    engines = Engines(monkeypatch, WHOLE)
+
+    async def test() -> None:
+        async with engines.running() as link:
+            await engines.ready(1, 60)
+            ticket = ask(link)
+            for _ in range(2):
+                time.sleep(4)
+                await asyncio.sleep(1.5)
+            assert link.state is EngineState.READY and link.restarts == 0
+            assert ticket.id in link.ledger.live
+            link.close([ticket])
+
+    play(test)
+
+
+@pytest.mark.parametrize("jump", [86400.0, -86400.0])
+def test_a_jump_of_the_clock_ends_nothing(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    engines, clock = Engines(monkeypatch, WHOLE), time.time
+
+    async def test() -> None:
+        async with engines.running() as link:
+            await engines.ready(1, 60)
+            ticket = ask(link)
+            monkeypatch.setattr(time, "time", lambda: clock() + jump)
+            await asyncio.sleep(3)
+            assert link.state is EngineState.READY and ticket.id in link.ledger.live
+            link.close([ticket])
+
+    play(test)
+
+
+def test_a_cleared_folder_of_temporary_files_costs_one_engine_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is connected stays so without the file; whoever starts later gets another folder."""
+    engines = Engines(monkeypatch, WHOLE)
+
+    async def test() -> None:
+        async with engines.running() as link:
+            await engines.ready(1, 60)
+            assert link._folder is not None and link._folder.stat().st_mode & 0o777 == 0o700
+            shutil.rmtree(link._folder)
+            await asyncio.sleep(1)
+            assert link.state is EngineState.READY
+            link.kill()
+            assert await engines.ready(2, 60) < 20
+
+    play(test)
+
+
+@pytest.mark.parametrize("error", [OSError(24, "Too many open files"), OSError(12, "No memory")])
+def test_no_process_to_be_had_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    engines, start, failures = Engines(monkeypatch, WHOLE), asyncio.create_subprocess_exec, [error]
+
+    async def scarce(*given: Any, **named: Any) -> asyncio.subprocess.Process:
+        if failures:
+            raise failures.pop()
+        return await start(*given, **named)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", scarce)
+
+    async def test() -> None:
+        async with engines.running() as link:
+            assert await engines.ready(2, 60) < 20
+            assert link.restarts == 1
+
+    play(test)
+
+
+@pytest.mark.parametrize("kind", ["full disk", "no folder any more", "whole"])
+def test_a_dump_that_cannot_be_written_costs_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    engines = Engines(monkeypatch, BROKEN["engine aborts"], WHOLE, dump_dir=folder)
+    if kind == "full disk":
+        monkeypatch.setattr(os, "fdopen", lambda fd, _: Full(fd))
+
+    async def test() -> None:
+        async with engines.running() as link:
+            await engines.ready(1, 60)
+            if kind == "no folder any more":
+                folder.rmdir()
+            assert (await lost(ask(link), 20)).code == "engine_lost"
+            assert await engines.ready(2, 60) < 20
+
+    play(test)
+    written = list(folder.iterdir()) if folder.exists() else []
+    assert len(written) == (kind == "whole")
+    for path in written:
+        dump = read_dump(path)
+        assert dump.entries[0].order.prompt == [5, 6] and "code -6" in dump.why
+        assert json.loads(path.read_text())
+
+
+class Full:
+    """A file on a disk that takes half of what is written."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> Full:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def write(self, data: bytes) -> None:
+        os.write(self._descriptor, data[: len(data) // 2])
+        raise OSError(28, "No space left on device")
