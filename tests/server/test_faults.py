@@ -201,8 +201,7 @@ def test_nothing_outlives_a_server_that_is_killed(log: Path) -> None:
         everybody = descendants(running.process.pid)
         assert len(everybody) >= 3  # the engine, and its two processes for grammars
         running.process.kill()
-        for pid in everybody:
-            wait_for("the end of all processes", lambda: not alive(pid), 20)
+        wait_for("the end of all processes", lambda: not any(map(alive, everybody)), 20)
 
 
 def alive(pid: int) -> bool:
@@ -254,8 +253,8 @@ def command(pid: int) -> bytes:
 
 UNSTARTABLE = {
     "port taken": ("port: cannot listen", ("--port", "{port}")),
-    "key file that cannot be read": ("api_key_file", ("--api-key-file", "{folder}/none")),
-    "key file that is a folder": ("api_key_file", ("--api-key-file", "{folder}")),
+    "unreadable key file": ("api_key_file", ("--api-key-file", "{folder}/none")),
+    "folder in place of a key file": ("api_key_file", ("--api-key-file", "{folder}")),
     "no folder for dumps": ("dump_dir:", ("--dump-dir", "{folder}/none")),
     "admin socket taken": ("admin_socket:", ("--admin-socket", "{folder}")),
 }
