@@ -58,6 +58,32 @@ def test_two_processes_decide_the_tokens_of_one(model: str, depth: int, ep: bool
     assert answers(model, speculate=depth, **shared) == alone
 
 
+WARM: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 12}
+WISHES = {
+    "scores": SamplingParams(**WARM, presence_penalty=1.0, logprobs=2),
+    "echo": SamplingParams(**WARM, prompt_logprobs=1),
+    "biases": SamplingParams(**WARM, logit_bias={300: 5.0}, bad_words=("the",), min_p=0.01),
+    "table": SamplingParams(**WARM, regex="[a-f ]{5,12}"),
+    "guide": SamplingParams(**WARM, grammar='start: "a" start "b" | "c"'),
+    "budget": SamplingParams(**WARM, json_object=True, thinking_token_budget=3),
+    "stop": SamplingParams(temperature=0, max_tokens=12, stop=("a",)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("speculate", [3, "auto"])
+def test_two_processes_keep_every_wish_as_one_does(speculate: int | str) -> None:
+    """Side by side: what one asks for is in the rounds of all. `auto` chooses by rank 0's clock."""
+    pytest.importorskip("llguidance")
+    small = SMALL | {"max_batch": 4, "max_grammars": 1, "graph": "eager"}
+    asked, params = [[5, 6, 7, 300 + n] for n in range(len(WISHES))], list(WISHES.values())
+    alone = LLM("demo", **small, speculate=0).generate(asked, params)
+    both = LLM("demo", **small, speculate=speculate, tp=2, check_ranks=True)
+    for one, other in zip(alone, both.generate(asked, params), strict=True):
+        assert (one.token_ids, one.text) == (other.token_ids, other.text)
+        assert one.finish_reason == other.finish_reason
+
+
 def test_one_process_makes_no_calls_for_others() -> None:
     llm = LLM("demo", **SMALL, speculate=3)
     llm.generate(PROMPTS[0], PARAMS[0])

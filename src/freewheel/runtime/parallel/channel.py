@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
 from typing import Any, cast
 
@@ -19,8 +19,8 @@ from freewheel.spec.shape import StepShape
 
 _dist = cast(Any, dist)  # half of its members lack types
 
-HEADER = 8
-"""task, engine, bytes that follow, and the shape: batch, width, depth, extras, tables."""
+HEADER = 3 + len(fields(StepShape))
+"""task, engine, bytes that follow, and the shape, field by field."""
 
 DIGEST = 16
 """Bytes of a digest."""
@@ -81,11 +81,7 @@ class Channel:
 
     def tell(self, order: Order, payload: Tensor | None = None) -> None:
         """On rank 0. `payload`: `order.size` bytes of host memory."""
-        shape = order.shape
-        self._words[:] = (
-            *(order.task, order.engine, order.size),
-            *(shape.batch, shape.width, shape.depth, shape.extras, shape.tables),
-        )
+        self._words[:] = (order.task, order.engine, order.size, *astuple(order.shape))
         self._send(self._header)
         if payload is not None:
             self._send(payload)
@@ -93,8 +89,9 @@ class Channel:
     def hear(self) -> Order:
         """On the others: the next order. What follows it is then to be taken by `fill`."""
         self._send(self._header)
-        task, engine, size, batch, width, depth, extras, tables = (int(w) for w in self._words)
-        shape = StepShape(batch, width, depth, extras=extras, tables=bool(tables))
+        task, engine, size, *words = (int(word) for word in self._words)
+        kinds = (type(value) for value in astuple(NO_SHAPE))
+        shape = StepShape(*(kind(word) for kind, word in zip(kinds, words, strict=True)))
         return Order(Task(task), engine, size, shape)
 
     def fill(self, payload: Tensor) -> None:
