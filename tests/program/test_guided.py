@@ -274,7 +274,7 @@ def test_guided_requests_survive_preemption(folders: dict[str, Path], run_ahead:
     assert sum(request.stats.preemptions for request in seen) > 0
 
 
-def test_a_process_that_dies_costs_at_most_one_answer(folders: dict[str, Path]) -> None:
+def test_a_process_that_dies_costs_no_answer(folders: dict[str, Path]) -> None:
     llm = engine(folders["t32"], speculate=3, max_batch=3)
     held = SamplingParams(temperature=1, seed=2, max_tokens=40, grammar='start: "a" start | "b"',
                           logit_bias={ord("a"): 9})  # fmt: skip
@@ -292,11 +292,7 @@ def test_a_process_that_dies_costs_at_most_one_answer(folders: dict[str, Path]) 
 
     llm.executor.launch = kill  # type: ignore[method-assign]
     outputs = llm.generate([[1]] * 3, [held, free, held])
-    assert outputs[1].token_ids == want[1].token_ids
-    failed = [o for o in outputs if o.finish_reason is FinishReason.ERROR]
-    assert len(failed) <= 1
-    for one, other in zip(want, outputs, strict=True):
-        assert one.token_ids[: len(other.token_ids)] == other.token_ids
+    assert [one.token_ids for one in outputs] == [one.token_ids for one in want]
     assert llm.generate([[1]], held)[0].token_ids == want[0].token_ids
 
 

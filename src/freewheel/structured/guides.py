@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,15 +51,26 @@ class GuideDesk:
 
     def _serve(self) -> None:
         while (guide := self._asked.get()) is not None:
-            failure = self._started()
-            with self.changed:
-                question = guide.question(self._process.starts)
-            if question is None:
-                continue
-            mask, failure = (None, failure) if failure else self._answer(question)
-            with self.changed:
-                guide.receive(question, mask, failure)
-                self.changed.notify_all()
+            if not self._ask_for(guide, again=True):
+                self._ask_for(guide, again=False)
+
+    def _ask_for(self, guide: HostGuide, again: bool) -> bool:
+        """False, and the guide hears nothing, if its process died in no time and may be asked
+        `again`: somebody killed it, and another one can be told everything."""
+        begun = time.monotonic()
+        failure: str | None = self._started()
+        with self.changed:
+            question = guide.question(self._process.starts)
+        if question is None:
+            return True
+        mask, failure = (None, failure) if failure else self._answer(question)
+        if again and failure is None and time.monotonic() - begun < self._seconds:
+            return False
+        with self.changed:
+            why = f"no mask was made in {self._seconds:g} s" if failure is None else failure
+            guide.receive(question, mask, why)
+            self.changed.notify_all()
+        return True
 
     def _started(self) -> str:
         """Why the process does not run; empty where it does."""
@@ -68,14 +80,14 @@ class GuideDesk:
             return str(error)
         return ""
 
-    def _answer(self, question: dict[str, Any]) -> tuple[bytes | None, str]:
-        """(mask, why there is none)."""
+    def _answer(self, question: dict[str, Any]) -> tuple[bytes | None, str | None]:
+        """(mask, why there is none; None if nothing was said at all)."""
         try:
             found = self._process.ask(question, self._seconds)
         except StartError as error:
             return None, str(error)
         if found is None:
-            return None, f"no mask was made in {self._seconds:g} s"
+            return None, None
         answer, mask = found
         return (None, str(answer["error"])) if "error" in answer else (mask, "")
 
