@@ -114,7 +114,7 @@ def test_without_file_descriptors_open_streams_go_on_and_new_ones_come_later(
         for _ in range(20):
             assert "choices" in json.loads(next(lines).removeprefix("data: "))
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
-    wait_for("a new answer", lambda: whole.http.get("/health").status_code == 200, 20)
+    wait_for("a new answer", lambda: whole.http.get("/health").status_code == 200, 60)
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_an_engine_that_is_lost_is_replaced_even_where_its_dump_finds_no_room(
         os.kill(old, kind)
         *_, last = lines
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_lost"
-        assert time.monotonic() - begun < (30 if kind is signal.SIGSTOP else 15)
+        assert time.monotonic() - begun < 60
     resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
     whole.wait_until_ready()
     assert whole.engine_pid() != old
@@ -176,7 +176,7 @@ def test_every_kind_of_stream_is_told_when_the_server_ends_before_it(struck: Run
     for reader in readers:
         reader.join(PATIENCE)
     assert struck.process.wait(PATIENCE) == 0
-    assert time.monotonic() - since < 20
+    assert time.monotonic() - since < 60
     assert set(told) == set(STREAMS)
     for name, last in told.items():
         assert "the server is ending" in last, (name, last)
@@ -201,7 +201,7 @@ def test_nothing_outlives_a_server_that_is_killed(log: Path) -> None:
         everybody = descendants(running.process.pid)
         assert len(everybody) >= 3  # the engine, and its two processes for grammars
         running.process.kill()
-        wait_for("the end of all processes", lambda: not any(map(alive, everybody)), 20)
+        wait_for("the end of all processes", lambda: not any(map(alive, everybody)), 60)
 
 
 def alive(pid: int) -> bool:
@@ -222,7 +222,7 @@ def test_a_storm_of_signals_ends_the_server_once_and_for_all(log: Path) -> None:
             if running.process.poll() is None:
                 running.process.send_signal(kinds[number % 4])
         running.process.wait(20)
-        wait_for("the engine's end", lambda: not alive(engine), 20)
+        wait_for("the engine's end", lambda: not alive(engine), 60)
         assert not Path(address.removeprefix("ipc://")).parent.exists()
 
 
