@@ -28,9 +28,9 @@ from freewheel.structured.process import WorkerProcess
 from tests.program.whitebox import caches_of, engine
 
 PROMPT, OTHER = [7] * 21, [5, 6, 9]
-FREE = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-BIASED = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logit_bias={3: -9})
-NESTED = SamplingParams(temperature=0, max_tokens=40, grammar='start: "a" start | "b"',
+FREE = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+BIASED = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logit_bias={3: -9})
+NESTED = SamplingParams(temperature=0, max_tokens=16, grammar='start: "a" start | "b"',
                         logit_bias={ord("a"): 9})  # fmt: skip
 
 
@@ -151,7 +151,7 @@ FAULTS = {
 @pytest.fixture(scope="module")
 def llm(folders: dict[str, Path]) -> LLM:
     """Every fault strikes the same engine: it is whole again after each."""
-    return engine(folders["t32"], speculate=3, run_ahead=2, max_batch=4, grammar_seconds=10)
+    return engine(folders["t32"], speculate=3, run_ahead=2, max_batch=2, graph="eager")
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def test_a_fault_ends_what_it_must_and_the_engine_goes_on(
 
 def test_nan_in_a_kept_prompt_costs_two_answers_at_most(folders: dict[str, Path]) -> None:
     """One may be the request's own fault; the second one clears the prompt away."""
-    llm = engine(folders["t32"], speculate=3, max_batch=2)
+    llm = engine(folders["t32"], speculate=3, max_batch=2, graph="eager")
     want = llm.generate([PROMPT], FREE)[0].token_ids
     for tensor in caches_of(llm).values():
         tensor[:] = torch.nan  # all that is kept, and what is free
@@ -226,7 +226,7 @@ def test_nan_in_a_kept_prompt_costs_two_answers_at_most(folders: dict[str, Path]
 def test_requests_that_fail_by_themselves_do_not_clear_away_what_others_find(
     folders: dict[str, Path],
 ) -> None:
-    llm = engine(folders["t32"], speculate=0, max_batch=2)
+    llm = engine(folders["t32"], speculate=0, max_batch=2, graph="eager")
     doomed = SamplingParams(allowed_token_ids=(5,), bad_words=("\x05",), max_tokens=4)
     llm.generate([PROMPT], FREE)
     for _ in range(4):

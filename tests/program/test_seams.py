@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every feature beside every other, under random schedules: each answer is that of a cold engine."""
+"""Every feature beside every other: under random schedules, each answer is a cold engine's."""
 
 from __future__ import annotations
 

@@ -118,7 +118,16 @@ def test_without_file_descriptors_open_streams_go_on_and_new_ones_come_later(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        signal.SIGKILL,
+        *(
+            pytest.param(kind, marks=pytest.mark.exhaustive)
+            for kind in (signal.SIGSEGV, signal.SIGTERM, signal.SIGSTOP)
+        ),
+    ],
+)
 def test_an_engine_that_is_lost_is_replaced_even_where_its_dump_finds_no_room(
     whole: Running, folder: Path, kind: signal.Signals
 ) -> None:
@@ -143,7 +152,7 @@ def test_an_engine_that_is_lost_is_replaced_even_where_its_dump_finds_no_room(
     assert len(set((folder / "dumps").iterdir()) - before) == (0 if full else 1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_clients_that_leave_within_any_kind_of_answer_leave_nothing_behind(whole: Running) -> None:
     for path, body in STREAMS.values():
         with whole.http.stream("POST", path, json=body) as response:
@@ -151,7 +160,7 @@ def test_clients_that_leave_within_any_kind_of_answer_leave_nothing_behind(whole
     whole.wait_until_idle()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_kind_of_stream_is_told_when_the_server_ends_before_it(struck: Running) -> None:
     """The last one here: behind it there is no server any more."""
     struck.wait_until_ready()
@@ -192,7 +201,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_nothing_outlives_a_server_that_is_killed(log: Path) -> None:
     with Running(log, "--max-batch", "2") as running:
         running.wait_until_ready()
@@ -211,7 +220,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_storm_of_signals_ends_the_server_once_and_for_all(log: Path) -> None:
     with Running(log, "--max-batch", "2") as running:
         running.wait_until_ready()
