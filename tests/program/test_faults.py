@@ -178,7 +178,13 @@ def run_to_end(case: Case, fault: Fault) -> None:
         session.step()
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if "guide" in name else [])
+        for name in FAULTS
+    ],
+)
 def test_a_fault_ends_what_it_must_and_the_engine_goes_on(
     llm: LLM, want: dict[int, tuple[int, ...]], name: str
 ) -> None:
@@ -211,6 +217,7 @@ def test_a_fault_ends_what_it_must_and_the_engine_goes_on(
         assert pool.free + pool.cached == pool.total
 
 
+@pytest.mark.exhaustive
 def test_nan_in_a_kept_prompt_costs_two_answers_at_most(folders: dict[str, Path]) -> None:
     """One may be the request's own fault; the second one clears the prompt away."""
     llm = engine(folders["t32"], speculate=3, max_batch=2, graph="eager")
@@ -223,6 +230,7 @@ def test_nan_in_a_kept_prompt_costs_two_answers_at_most(folders: dict[str, Path]
     assert ends[3].metrics.cached_tokens > 0
 
 
+@pytest.mark.exhaustive
 def test_requests_that_fail_by_themselves_do_not_clear_away_what_others_find(
     folders: dict[str, Path],
 ) -> None:
@@ -264,6 +272,7 @@ def struck(kind: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         yield
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_compiling_process_that_is_lost_costs_one_grammar(
     llm: LLM, kind: signal.Signals, monkeypatch: pytest.MonkeyPatch
