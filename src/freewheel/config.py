@@ -59,6 +59,7 @@ class EngineConfig:
     what is computed in, fp8 holds nearly twice the tokens and changes some. `threads`: intra-op
     CPU threads.
     `prefix_cache`: keep pages of ended requests, for those that begin alike.
+    `host_cache_gb`: host memory, in GB of 10^9 bytes, for pages that the device has no room for.
     `prefill_share`: of the rounds while prompts wait and answers are under way, what share prompts
     get: more shortens the time to a first token, less the time between tokens.
     `device`: auto takes a CUDA device if there is one. `graph`: auto takes a CUDA graph on a CUDA
@@ -97,6 +98,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     threads: int = 1
     prefix_cache: bool = True
+    host_cache_gb: float = 0.0
     prefill_share: float = 0.5
     deterministic: bool = False
     load_format: str = "safetensors"
@@ -127,6 +129,7 @@ class EngineConfig:
         _check_range("threads", self.threads, 1, 1 << 10)
         _check_range("cache_bytes", self.cache_bytes, 1, 1 << 50)
         _check_range("max_grammars", self.max_grammars, 1, 256)
+        self._check_tiers()
         if not 0 < self.grammar_seconds <= 3600:
             raise ConfigError(
                 f"grammar_seconds: must be above 0 and at most 3600, got {self.grammar_seconds!r}"
@@ -145,6 +148,15 @@ class EngineConfig:
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _check_choice("load_format", self.load_format, LOAD_FORMATS)
+
+    def _check_tiers(self) -> None:
+        size = self.host_cache_gb
+        if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size <= 1 << 20:
+            raise ConfigError(f"host_cache_gb: must be 0 to {1 << 20}, got {size!r}")
+        if size and not self.prefix_cache:
+            raise ConfigError("host_cache_gb: holds cached prefixes, and prefix_cache is off")
+        if size and self.tp * self.dp > 1:
+            raise ConfigError("host_cache_gb: works on one device; leave it out, or use tp=1, dp=1")
 
     def _check_speculate(self) -> None:
         if self.speculate == "auto":

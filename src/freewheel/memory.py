@@ -11,6 +11,7 @@ from freewheel.errors import ConfigError
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.model import ModelSpec
 from freewheel.spec.storage import Fp8Storage, PlainStorage, RowStorage
+from freewheel.spec.transfer import SlotPlan
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,14 @@ class Sizes:
     """Rows and pages of the device state, scratch row 0 and scratch page 0 included.
 
     `pages[g]`: pages of group g. `row_width`: tokens a row holds, which is the context limit: no
-    token, draft or cache row past it could ever be used.
+    token, draft or cache row past it could ever be used. `host_slots`: blocks that host memory
+    holds besides.
     """
 
     rows: int
     row_width: int
     pages: tuple[int, ...]
+    host_slots: int = 0
 
 
 def plan_memory(
@@ -65,7 +68,24 @@ def plan_memory(
         )
     else:
         decisions.note("pages", pages, f"{config.max_batch} requests of {context_len} tokens")
-    return Sizes(config.max_batch + 1, context_len, tuple(n + 1 for n in pages))
+    slots = host_slots(config, groups, decisions)
+    return Sizes(config.max_batch + 1, context_len, tuple(n + 1 for n in pages), slots)
+
+
+def host_slots(config: EngineConfig, groups: tuple[CacheGroup, ...], decisions: Decisions) -> int:
+    """Blocks that `host_cache_gb` of host memory hold. Raises ConfigError for less than one."""
+    if not config.host_cache_gb:
+        return 0
+    plan = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups)))
+    slots = int(config.host_cache_gb * 1e9) // plan.bytes
+    if not slots:
+        raise ConfigError(
+            f"host_cache_gb: {config.host_cache_gb} does not hold one block of {plan.bytes} bytes; "
+            "raise it, or leave it out"
+        )
+    block = math.lcm(*(group.page_size for group in groups))
+    decisions.note("host_cache_gb", f"{slots * block} tokens", f"blocks of {plan.bytes} bytes")
+    return slots
 
 
 def resolve_page_size(config: EngineConfig, spec: ModelSpec, decisions: Decisions) -> int:

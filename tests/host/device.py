@@ -21,6 +21,9 @@ from freewheel.spec import (
     StepPlan,
     StepResult,
     StepShape,
+    Transfer,
+    TransferResult,
+    Way,
 )
 
 VOCABULARY = 40
@@ -77,6 +80,14 @@ class Row:
     tokens: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass
+class Slot:
+    """A block in host memory: what each place holds."""
+
+    label: int
+    pages: dict[tuple[int, int], tuple[dict[int, tuple[int, int]], dict[int, int]]]
+
+
 class Device:
     """Executes plans in order. Asserts that every access lands in a page of the row's tenant."""
 
@@ -87,6 +98,35 @@ class Device:
         self.rows: dict[int, Row] = {}
         self.cells: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.successors: dict[tuple[int, int, int], int] = {}
+        self.slots: dict[int, Slot] = {}
+
+    def move(self, transfer: Transfer) -> TransferResult:
+        """Copy blocks to slots of host memory or back; a slot with another label is damaged."""
+        damaged: set[int] = set()
+        for index, copy in enumerate(transfer.blocks):
+            places = [(g, i, p) for g, own in enumerate(copy.pages) for i, p in enumerate(own)]
+            if transfer.way is Way.OUT:
+                held = {(g, i): self.page(g, page) for g, i, page in places}
+                self.slots[copy.slot] = Slot(copy.label, held)
+                continue
+            slot = self.slots[copy.slot]
+            if slot.label != copy.label:
+                damaged.add(index)
+            for group, place, page in places:
+                cells, successors = slot.pages.get((group, place), ({}, {}))
+                for offset in range(self.groups[group].page_size):
+                    cell = (group, page, offset)
+                    self.cells[cell] = cells.get(offset, (-1, -1))
+                    self.successors.pop(cell, None)
+                    if offset in successors:
+                        self.successors[cell] = successors[offset]
+        return TransferResult(transfer.id, frozenset(damaged))
+
+    def page(self, group: int, page: int) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
+        """What one page holds, by offset: values, and what the drafter has read behind them."""
+        cells = {o: v for (g, p, o), v in self.cells.items() if (g, p) == (group, page)}
+        behind = {o: v for (g, p, o), v in self.successors.items() if (g, p) == (group, page)}
+        return cells, behind
 
     def execute(self, plan: StepPlan) -> StepResult:
         for row, admission, feed in zip(plan.rows, plan.admissions, plan.feeds, strict=True):

@@ -17,6 +17,8 @@ from freewheel.spec import (
     ShapeLadder,
     StepPlan,
     StepResult,
+    Transfer,
+    Way,
     feed_bound,
     page_writes_bound,
 )
@@ -50,6 +52,7 @@ class Setup:
     chunk: int | None = None
     prefix_cache: bool = True
     prefill_share: float = 0.5
+    host_slots: int = 0
 
     def ladder(self) -> ShapeLadder:
         return ShapeLadder.build(self.max_batch, self.depth, self.widths, self.prefill_batch)
@@ -66,6 +69,7 @@ class Setup:
             chunk=self.chunk,
             prefix_cache=self.prefix_cache,
             prefill_share=self.prefill_share,
+            host_slots=self.host_slots,
         )
 
     def request(
@@ -110,6 +114,7 @@ class Engine:
         self.ladder = setup.ladder()
         self.device = Device(setup.groups, setup.row_width, self.rng)
         self.flights: deque[Flight] = deque()
+        self.moving: list[Transfer] = []
         self.tables: dict[int, dict[tuple[int, int], int]] = {}
         self.plans: list[StepPlan] = []
         self.updates: list[Update] = []
@@ -131,6 +136,7 @@ class Engine:
         uppers = {r.seed: r.upper for r in self.scheduler.roster.running}
         ends = {r.seed: self.ends(r) for r in self.scheduler.roster.running}
         plan = self.scheduler.plan()
+        self.moving += self.scheduler.transfers()
         self.check()
         if plan is None:
             return None
@@ -147,6 +153,18 @@ class Engine:
         self.flights.append(Flight(plan, tenants, pages, tables))
         self.plans.append(plan)
         return plan
+
+    def move(self) -> None:
+        """Some transfer under way ends."""
+        transfer = self.moving.pop(self.rng.randrange(len(self.moving)))
+        self.scheduler.transferred(self.device.move(transfer))
+        self.check()
+
+    def damage(self) -> None:
+        """Some block in host memory turns into something else."""
+        if self.device.slots:
+            slot = self.device.slots[self.rng.choice(sorted(self.device.slots))]
+            slot.label = -1
 
     def execute(self) -> bool:
         """Let the device run its next round."""
@@ -170,12 +188,17 @@ class Engine:
         """Launch as far ahead as allowed, then read one letter."""
         while self.launch() is not None:
             pass
+        if self.moving and (not self.flights or self.rng.random() < 0.5):
+            self.move()
         return self.collect() if self.flights else []
 
     def drain(self, rounds: int = 10_000) -> None:
         while not self.scheduler.idle:
             self.step()
             assert len(self.plans) <= rounds, "somebody starves"
+        while self.moving:
+            self.move()
+            self.moving += self.scheduler.transfers()
         for pool in (self.scheduler.roster.reservations.rows, *self.pools):
             assert pool.free + pool.cached == pool.total
 
@@ -191,7 +214,7 @@ class Engine:
         assert reservations.rows.owned == len(running)
         for group, pool in enumerate(reservations.pools):
             held = [page for request in running for page in request.pages[group]]
-            assert len(set(held)) == pool.owned
+            assert len({*held, *pool._lent}) == pool.owned
             written = [page for request in running for page in self.own_pages(request, group)]
             assert len(written) == len(set(written)), "two rows write one page"
 
@@ -218,6 +241,7 @@ class Engine:
             if admission is not None:
                 assert not any(row in flight.plan.rows for flight in self.flights)
                 self.tables[row] = {}
+        self.check_moves(plan, tenants)
         for write in plan.page_writes:
             assert write.row in plan.rows and write.page > 0
             assert (write.group, write.column) not in self.tables[write.row], "written twice"
@@ -226,6 +250,20 @@ class Engine:
             for flight in self.flights:
                 assert page not in (self.written_pages(flight) if found else flight.pages)
             self.tables[write.row][write.group, write.column] = write.page
+
+    def check_moves(self, plan: StepPlan, tenants: dict[int, Request]) -> None:
+        """No copy under way touches what a round may write, or reads what one comes to hold."""
+        written = {page for flight in self.flights for page in self.written_pages(flight)}
+        touched = {page for flight in self.flights for page in flight.pages}
+        new = {
+            (write.group, write.page)
+            for write in plan.page_writes
+            if write.column >= self.first_own_column(tenants[write.row], write.group)
+        }
+        for transfer in self.moving:
+            pages = {(g, p) for b in transfer.blocks for g, own in enumerate(b.pages) for p in own}
+            assert not pages & (written | new)
+            assert transfer.way is Way.OUT or not pages & touched
 
     def ends(self, request: Request) -> list[int]:
         """The columns of each group that its pages reach to."""

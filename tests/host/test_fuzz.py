@@ -134,6 +134,10 @@ class Trial:
                 self.stop()
             elif act < 0.5:
                 self.engine.launch()
+            elif self.engine.moving and act < 0.62:
+                self.engine.move()
+            elif self.engine.moving and act < 0.64:
+                self.engine.damage()
             elif act < 0.75:
                 self.engine.execute()
             elif self.engine.flights:

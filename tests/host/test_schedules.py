@@ -51,6 +51,7 @@ def family_setup(family: str, rng: random.Random) -> Setup:
         run_ahead=rng.randint(0, 3),
         chunk=rng.choice([None, *widths]),
         prefill_share=rng.choice([0.5, 0.1, 0.9]),
+        host_slots=rng.choice([0, 0, 1, 4, 100]),
     )
 
 
@@ -80,6 +81,7 @@ def run_schedules(trials: type[FamilyTrial], seeds: range) -> Counter[str]:
         trial.check()
         stats = [request.stats for request in trial.requests]
         seen["found"] += any(one.cached_tokens for one in stats)
+        seen["fetched"] += any(one.host_tokens for one in stats)
         seen["preempted"] += any(one.preemptions for one in stats)
         seen["late"] += any(one.dropped for one in stats)
         seen["aborted"] += bool(trial.aborted)

@@ -22,7 +22,7 @@ VOCABULARY = 256
 CONTEXT = 96
 
 
-def tight(folder: Path, run_ahead: int, speculate: int) -> LLM:
+def tight(folder: Path, run_ahead: int, speculate: int, **more: Any) -> LLM:
     """Pages for little more than one full context, where a page more or less decides."""
     options: dict[str, Any] = {"context_len": CONTEXT, "run_ahead": run_ahead, "max_batch": 4}
     roomy = engine(folder, speculate=speculate, **options)
@@ -33,7 +33,7 @@ def tight(folder: Path, run_ahead: int, speculate: int) -> LLM:
             (whole + size, latest) if group.retention is None else (whole, latest + size)
         )
     budget = int(0.3 * whole) + 2 * latest + 1
-    return engine(folder, speculate=speculate, cache_bytes=budget, **options)
+    return engine(folder, speculate=speculate, cache_bytes=budget, **options, **more)
 
 
 @dataclass

@@ -36,6 +36,9 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float64.")]
 KvCacheDtype = Annotated[
     str, typer.Option(help="auto, bf16 or fp8: nearly twice the tokens, some of them others.")
 ]
+HostCacheGb = Annotated[
+    float, typer.Option(help="Host memory for cached prefixes, in GB of 10^9 bytes; 0 is none.")
+]
 LoadFormat = Annotated[
     str,
     typer.Option(

@@ -71,6 +71,7 @@ def serve(
     context_len: o.ContextLen = None,
     dtype: o.Dtype = "auto",
     kv_cache_dtype: o.KvCacheDtype = "auto",
+    host_cache_gb: o.HostCacheGb = 0.0,
     threads: o.Threads = 1,
     tp: o.Tp = 1,
     dp: o.Dp = 1,

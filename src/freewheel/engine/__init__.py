@@ -10,7 +10,7 @@ from freewheel.engine.llm import LLM, Prompt
 from freewheel.engine.output import Arrival, Chunk, Logprobs, Metrics, Output, Piece
 from freewheel.engine.reader import Reader, Reading
 from freewheel.engine.timeline import RoundTimes
-from freewheel.engine.token_engine import Load, PoolLoad, TokenEngine, TokenStep
+from freewheel.engine.token_engine import Load, PoolLoad, TierLoad, TokenEngine, TokenStep
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.runtime import (
     DeviceTrace,
@@ -61,6 +61,7 @@ __all__ = [
     "SteadyDecode",
     "SteadyRun",
     "Survey",
+    "TierLoad",
     "TokenEngine",
     "TokenStep",
     "Tokenizer",

@@ -256,6 +256,7 @@ class LLM:
             shelf=built.shelf(),
             prefill_share=self.config.prefill_share,
             policy=self._policy,
+            host_slots=built.sizes.host_slots,
         )
 
 

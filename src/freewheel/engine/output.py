@@ -27,7 +27,8 @@ class Metrics:
     """Counts and seconds of one request.
 
     `arrivals`: one for each round that decided at least one token, the one that ended the prompt
-    included. `cached_tokens` of the prompt's were not computed, because an earlier request had.
+    included. `cached_tokens` of the prompt's were not computed, because an earlier request had;
+    `cached_host_tokens` of these came from host memory, `cached_disk_tokens` from disk.
     `drafted` drafts were verified in all, `accepted` of those became output.
     """
 
@@ -41,6 +42,8 @@ class Metrics:
     arrivals: tuple[Arrival, ...]
     form: str | None = None
     """Where the answer was held to its form: "device" (a table) or "host" (masks), or None."""
+    cached_host_tokens: int = 0
+    cached_disk_tokens: int = 0
 
     @property
     def rounds(self) -> int:

@@ -90,6 +90,8 @@ class Session:
             self._live.pop(request_id, None)
         while not self._live and self._executor.in_flight:
             self._scheduler.collect(self._executor.collect(), time.perf_counter())
+        while not self._live and self._scheduler.moving:
+            self._move(fresh=False, wait=True)
         if not self._live:
             self.timeline.forget()
 
@@ -117,8 +119,10 @@ class Session:
             planned = time.perf_counter()
             self._executor.launch(plan)
             self.timeline.launched(plan, begun, planned, time.perf_counter())
-            if self._executor.in_flight <= self._scheduler.run_ahead:
-                return
+        idle = plan is None and not self._executor.in_flight
+        self._move(fresh=True, wait=idle and self._scheduler.moving > 0)
+        if plan is not None and self._executor.in_flight <= self._scheduler.run_ahead:
+            return
         if self._executor.in_flight:
             asked = time.perf_counter()
             letter = self._executor.collect()
@@ -128,6 +132,20 @@ class Session:
             self.timeline.read(letter, asked, arrived, time.perf_counter())
         elif plan is None:
             self._scheduler.wait(MASK_SECONDS)
+
+    def _move(self, fresh: bool, wait: bool) -> None:
+        """Start copies to and from host memory, behind the round, and hear of those that ended.
+
+        `wait`: until one has; `fresh`: start also those that nothing waits for.
+        """
+        mover = self._executor.mover
+        if not mover.slots:
+            return
+        for transfer in self._scheduler.transfers(fresh):
+            mover.start(transfer)
+        mover.go_on()
+        for result in mover.wait() if wait else mover.ended():
+            self._scheduler.transferred(result)
 
     def _start_anew(self) -> None:
         """A round was left half done: forget all rows. Admission sets every value that one has."""
@@ -139,6 +157,8 @@ class Session:
         self._scheduler = self._new_scheduler()
         while self._executor.in_flight:
             self._executor.collect()
+        while self._executor.mover.wait():
+            pass
 
     def _deliver(self, update: Update) -> Chunk:
         live, now = self._live[update.request.id], time.perf_counter()
@@ -185,6 +205,8 @@ def _metrics(live: Live) -> Metrics:
     return Metrics(
         prompt_tokens=len(request.prompt),
         cached_tokens=request.stats.cached_tokens,
+        cached_host_tokens=request.stats.host_tokens,
+        cached_disk_tokens=request.stats.disk_tokens,
         completion_tokens=len(request.output),
         drafted=request.stats.drafted,
         accepted=sum(arrival.accepted for arrival in arrivals),

@@ -31,6 +31,25 @@ class PoolLoad:
 
 
 @dataclass(frozen=True)
+class TierLoad:
+    """The tiers of the prefix cache below the device: blocks, and bytes that were copied.
+
+    `lost`: blocks that left the device while too many were on their way. `damaged`: blocks that
+    were not what their checksum said.
+    """
+
+    slots: int
+    used: int
+    stored: int
+    fetched: int
+    evicted: int
+    lost: int
+    damaged: int
+    bytes_out: int
+    bytes_in: int
+
+
+@dataclass(frozen=True)
 class Load:
     """What the engine is busy with, and what it has counted since it began."""
 
@@ -46,6 +65,8 @@ class Load:
     host_reads: int | None
     """None without a guard, which alone can count them."""
     preemptions: int
+    tiers: TierLoad | None = None
+    """None where there are none."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +74,8 @@ class TokenStep:
     """What one letter brought one request: `tokens`, the first `accepted` of `drafted` drafts.
 
     `queued_seconds`: how long it waited for a row, and `cached_tokens` of its prompt that were not
-    computed: set on its first step. `logprobs`: one for each token, if asked for.
+    computed, of these `cached_host_tokens` and `cached_disk_tokens` from below the device: set on
+    its first step. `logprobs`: one for each token, if asked for.
     `prompt_logprobs`: on the first step with a token, if asked for.
     """
 
@@ -64,6 +86,8 @@ class TokenStep:
     finish: FinishReason | None
     queued_seconds: float | None
     cached_tokens: int | None = None
+    cached_host_tokens: int = 0
+    cached_disk_tokens: int = 0
     logprobs: tuple[Logprobs, ...] | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
 
@@ -175,6 +199,24 @@ class TokenEngine:
             late_captures=counters.late_captures,
             host_reads=len(self._llm.executor.sync_log.reads) if guard else None,
             preemptions=self._preemptions + live,
+            tiers=self._tiers(),
+        )
+
+    def _tiers(self) -> TierLoad | None:
+        moves = self._session.scheduler.copies[0].roster.reservations.moves
+        if moves is None:
+            return None
+        mover, counts = self._llm.executor.mover, moves.counts
+        return TierLoad(
+            slots=moves.tier.slots,
+            used=len(moves.tier),
+            stored=counts.stored,
+            fetched=counts.fetched,
+            evicted=counts.evicted,
+            lost=counts.lost,
+            damaged=counts.damaged,
+            bytes_out=mover.bytes_out,
+            bytes_in=mover.bytes_in,
         )
 
     def _take(self, guest: _Guest) -> list[TokenStep]:
@@ -207,6 +249,8 @@ def _step(guest: _Guest, chunk: Chunk) -> TokenStep:
         finish=chunk.finish_reason,
         queued_seconds=guest.queued if first else None,
         cached_tokens=live.request.stats.cached_tokens if first else None,
+        cached_host_tokens=live.request.stats.host_tokens if first else 0,
+        cached_disk_tokens=live.request.stats.disk_tokens if first else 0,
         logprobs=chunk.logprobs,
         prompt_logprobs=prompt,
     )

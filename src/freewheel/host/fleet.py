@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from freewheel.errors import RequestError
+from freewheel.errors import FreewheelError, RequestError
 from freewheel.host.interleaving import Interleaving
 from freewheel.host.request import Request
 from freewheel.host.scheduler import Scheduler, Update
 from freewheel.host.seats import within
-from freewheel.spec import TABLES, FinishReason, StepPlan, StepResult
+from freewheel.spec import TABLES, FinishReason, StepPlan, StepResult, Transfer, TransferResult
 
 PER_REQUEST = 512
 """Prompt tokens that count as much as one more request to decode."""
@@ -82,6 +82,20 @@ class Fleet:
             if copy.live:
                 copy.wait(seconds)
                 return
+
+    def transfers(self, fresh: bool = True) -> list[Transfer]:
+        """None: copies of the model have no host memory to keep pages in."""
+        del fresh
+        return []
+
+    def transferred(self, result: TransferResult) -> None:
+        """Raises FreewheelError: none is under way."""
+        raise FreewheelError(f"transfer {result.id} ended, but none is under way")
+
+    @property
+    def moving(self) -> int:
+        """Transfers that have not ended."""
+        return 0
 
     def plan(self) -> StepPlan | None:
         """The next round; None if there is no work, or if a letter or a mask must come first."""

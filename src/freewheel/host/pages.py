@@ -115,6 +115,8 @@ class PageAllocator(IdPool):
         self._idle: set[int] = set()
         self._settling: set[int] = set()
         self._until: dict[int, int] = {}
+        self._lent: Counter[int] = Counter()
+        self._borrowed: set[int] = set()
 
     @property
     def cached(self) -> int:
@@ -124,6 +126,20 @@ class PageAllocator(IdPool):
     def reclaimable(self) -> int:
         """Cached pages that no round in flight may touch."""
         return len(self._idle) - len(self._settling)
+
+    @property
+    def lent(self) -> int:
+        """Owned pages that only copies under way own."""
+        return sum(self._owners[page] == count for page, count in self._lent.items())
+
+    @property
+    def returning(self) -> int:
+        """Those of them that turn free when their copies have ended: nobody keeps them."""
+        return sum(
+            self._owners[page] == count and page not in self._keepers
+            for page, count in self._lent.items()
+            if page not in self._borrowed
+        )
 
     def collected(self, round_id: int) -> None:
         super().collected(round_id)
@@ -149,6 +165,25 @@ class PageAllocator(IdPool):
         self._owned.update(pages)
         self._idle.difference_update(pages)
         self._settling.difference_update(pages)
+
+    def lend(self, pages: Sequence[int]) -> None:
+        """As `share`: the owner is a copy under way."""
+        self.share(pages)
+        self._lent.update(pages)
+
+    def borrow(self, count: int) -> tuple[int, ...]:
+        """As `allocate`: the owner is a copy under way, which brings what is then kept."""
+        pages = self.allocate(count)
+        self._lent.update(pages)
+        self._borrowed.update(pages)
+        return pages
+
+    def take_back(self, pages: Sequence[int]) -> None:
+        """The copy that owned these pages has ended."""
+        self._lent.subtract(pages)
+        self._lent = +self._lent
+        self._borrowed.difference_update(pages)
+        self.release(pages, -1)
 
     def keep(self, pages: Sequence[int]) -> None:
         """One more keeper for pages that are owned or kept. Raises FreewheelError for others."""

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import chain, islice
+from typing import Protocol
 
 from freewheel.host.pages import PageAllocator
 from freewheel.host.request import Request
@@ -44,6 +45,26 @@ class Block:
     doubted: bool = False
 
 
+class Watcher(Protocol):
+    """Who is told what comes and goes."""
+
+    def kept(self, block: Block) -> None:
+        """The block is new, or more of it is kept than before."""
+        ...
+
+    def leaving(self, block: Block) -> None:
+        """Pages of the block are about to be dropped, because they are wanted elsewhere."""
+        ...
+
+    def forget(self, keys: Sequence[bytes], blocks: Sequence[Block]) -> None:
+        """What these blocks hold, and whatever lies behind them, is not to be found again."""
+        ...
+
+    def clear(self) -> None:
+        """Nothing is to be found again."""
+        ...
+
+
 class PrefixCache:
     """Blocks by key; the least recently used go first when a group runs short of pages.
 
@@ -56,6 +77,7 @@ class PrefixCache:
         self._groups = tuple(pool.group for pool in pools)
         self._secret = secrets.token_bytes(32) if secret is None else secret
         self.block_size = math.lcm(*(group.page_size for group in self._groups))
+        self.watcher: Watcher | None = None
         self._blocks: dict[bytes, Block] = {}
         self._leaves: OrderedDict[Block, None] = OrderedDict()
         self._resumable: OrderedDict[Block, None] = OrderedDict()
@@ -78,6 +100,9 @@ class PrefixCache:
         while found and found[-1].latest is None:
             found.pop()
         return tuple(found)
+
+    def block(self, key: bytes) -> Block | None:
+        return self._blocks.get(key)
 
     def common(self, one: Request, other: Request) -> int:
         """Tokens of the blocks that both requests begin with."""
@@ -110,30 +135,38 @@ class PrefixCache:
         parent = self._blocks[keys[at - 1]] if at else None
         for index in range(at, count):
             block = self._blocks.get(keys[index])
+            new = block is None
             if block is None:
                 block = self._add(keys[index], parent, tenancy, index)
             parent = block
             if block.latest is None:
-                self._keep_latest(block, tenancy, index)
+                new |= self._keep_latest(block, tenancy, index)
+            if new and self.watcher is not None:
+                self.watcher.kept(block)
         tenancy.published = count
 
     def make_room(self, group: int, count: int) -> None:
-        """Drop blocks until `count` pages of the group are free, or will be once letters came."""
+        """Drop blocks until `count` pages of the group are free, or will be once letters came and
+        copies have ended."""
         pool = self._pools[group]
         if self._groups[group].retention is None:
-            while pool.free + pool.quarantined < count and pool.cached:
+            while pool.free + pool.quarantined + pool.returning < count and pool.cached:
                 self._drop_oldest(group)
             return
         for block in tuple(self._resumable):
-            if pool.free + pool.quarantined >= count:
+            if pool.free + pool.quarantined + pool.returning >= count:
                 return
             if block.latest is not None and self._frees(group, block.latest[group]):
+                if self.watcher is not None:
+                    self.watcher.leaving(block)
                 self._drop_latest(block)
 
     def clear(self) -> None:
         """Forget everything."""
         for block in [b for b in self._blocks.values() if b.parent is None]:
-            self._drop(block)
+            self._drop(block, worth=False)
+        if self.watcher is not None:
+            self.watcher.clear()
 
     def forget(self, request: Request, tenancy: Tenancy) -> None:
         """Drop the blocks that the tenancy may have written, and all that follow them.
@@ -145,10 +178,29 @@ class PrefixCache:
         sound = next((n for n, block in enumerate(found) if block.doubted), len(found))
         for block in found:
             block.doubted = True
-        for key in self.keys(request)[sound:]:
+        keys, gone = self.keys(request)[sound:], list[Block]()
+        for key in keys:
             if key in self._blocks:
-                self._drop(self._blocks[key])
-                return
+                gone = self._drop(self._blocks[key], worth=False)
+                break
+        if self.watcher is not None:
+            self.watcher.forget(keys, gone)
+
+    def adopt(self, key: bytes, parent: Block | None, pages: tuple[tuple[int, ...], ...]) -> Block:
+        """Keep pages that were copied here, unless the block is here by now; the block."""
+        block = self._blocks.get(key)
+        if block is None:
+            block = self._insert(key, parent, pages)
+            if not any(group.resume_tokens for group in self._groups):
+                self.adopt_latest(block, tuple(() for _ in pages))
+        return block
+
+    def adopt_latest(self, block: Block, latest: tuple[tuple[int, ...], ...]) -> None:
+        """Keep copied pages that a row needs which starts at the block's end."""
+        for pool, pages in zip(self._pools, latest, strict=True):
+            pool.keep(pages)
+        block.latest = latest
+        self._resumable[block] = None
 
     def trust(self, request: Request, tenancy: Tenancy) -> None:
         """The tenancy has ended well behind the blocks that it found."""
@@ -176,6 +228,11 @@ class PrefixCache:
             () if group.retention is not None else _own(span, self._columns(group.page_size, index))
             for group, span in zip(self._groups, tenancy.spans, strict=True)
         )
+        return self._insert(key, parent, pages)
+
+    def _insert(
+        self, key: bytes, parent: Block | None, pages: tuple[tuple[int, ...], ...]
+    ) -> Block:
         for pool, own in zip(self._pools, pages, strict=True):
             pool.keep(own)
         block = self._blocks[key] = Block(key, parent, pages)
@@ -189,18 +246,17 @@ class PrefixCache:
         each = self.block_size // page_size
         return range(index * each, (index + 1) * each)
 
-    def _keep_latest(self, block: Block, tenancy: Tenancy, index: int) -> None:
+    def _keep_latest(self, block: Block, tenancy: Tenancy, index: int) -> bool:
+        """Whether the pages for a start at the block's end are still the row's, to be kept."""
         end = (index + 1) * self.block_size
         latest: list[tuple[int, ...]] = []
         for group, span in zip(self._groups, tenancy.spans, strict=True):
             columns = range(0) if group.retention is None else group.resume_columns(end)
             if columns and columns.start < span.first:
-                return  # freed before the block could be kept
+                return False  # freed before the block could be kept
             latest.append(_own(span, columns))
-        for pool, pages in zip(self._pools, latest, strict=True):
-            pool.keep(pages)
-        block.latest = tuple(latest)
-        self._resumable[block] = None
+        self.adopt_latest(block, tuple(latest))
+        return True
 
     def _drop_oldest(self, group: int) -> None:
         """Drop a leaf that frees pages of the group; failing that, any such block and its heirs."""
@@ -214,15 +270,18 @@ class PrefixCache:
     def _frees(self, group: int, pages: tuple[int, ...]) -> bool:
         return self._pools[group].some_idle(pages)
 
-    def _drop(self, block: Block) -> None:
-        """Drop a block and everything behind it."""
+    def _drop(self, block: Block, worth: bool = True) -> list[Block]:
+        """Drop a block and everything behind it; these. `worth`: what they hold is as it should."""
         if block.parent is not None:
             block.parent.children.discard(block)
             if not block.parent.children:
                 self._leaves[block.parent] = None
-        heirs = [block]
+        heirs, gone = [block], list[Block]()
         while heirs:
             heir = heirs.pop()
+            gone.append(heir)
+            if worth and self.watcher is not None:
+                self.watcher.leaving(heir)
             heirs.extend(heir.children)
             heir.children.clear()
             self._drop_latest(heir)
@@ -230,6 +289,7 @@ class PrefixCache:
                 pool.drop(pages)
             del self._blocks[heir.key]
             self._leaves.pop(heir, None)
+        return gone
 
     def _drop_latest(self, block: Block) -> None:
         if block.latest is None:

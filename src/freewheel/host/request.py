@@ -36,8 +36,8 @@ class RequestState(StrEnum):
 class RequestStats:
     """Counted from collected letters. `dropped`: tokens of letters that came after the end of the
     tenancy that they belonged to. `cached_tokens`: prompt tokens whose pages were found when the
-    request was first admitted. `first_token_time` is whatever clock the caller of `collect`
-    reads."""
+    request was first admitted; `host_tokens` of these came from host memory, `disk_tokens` from
+    disk. `first_token_time` is whatever clock the caller of `collect` reads."""
 
     prefill_rounds: int = 0
     decode_rounds: int = 0
@@ -46,6 +46,8 @@ class RequestStats:
     preemptions: int = 0
     dropped: int = 0
     cached_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
     first_token_round: int | None = None
     first_token_time: float | None = None
 
@@ -77,8 +79,9 @@ class Request:
     Only requests with the same `cache_salt` find each other's pages. `block_keys` are kept by
     `PrefixCache.keys`. `priority`: the lower goes first. `tenant`: who asks; tenants share the
     engine evenly. `overdue`: those of better priority have passed it often enough, and it is
-    served before them; `shielded`: it once was, and is not preempted for their sake. Raises
-    RequestError if the stop ids exceed MAX_STOP_IDS.
+    served before them; `shielded`: it once was, and is not preempted for their sake.
+    `fetched`: the stretch of its tokens whose pages came from host memory since it began to wait;
+    None: none were sent for. Raises RequestError if the stop ids exceed MAX_STOP_IDS.
     """
 
     id: str
@@ -102,6 +105,7 @@ class Request:
     arrival: int = -1  # the lower, the earlier it came
     overdue: bool = False
     shielded: bool = False
+    fetched: tuple[int, int] | None = None
     stats: RequestStats = field(default_factory=RequestStats)
     block_keys: list[bytes] = field(default_factory=list[bytes])
 

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from freewheel.host.moves import Moves
 from freewheel.host.pages import PageAllocator, RowAllocator
 from freewheel.host.prefix import Block, PrefixCache
 from freewheel.host.request import Request
 from freewheel.host.tenancy import PageSpan, Tenancy
+from freewheel.host.tier import HostTier
 from freewheel.spec import CacheGroup, FinishReason, PageWrite
 
 
@@ -24,9 +26,10 @@ class Reservations:
         group_pages: tuple[int, ...],
         rows: int,
         prefix_cache: bool,
+        host_slots: int = 0,
     ) -> None:
         """`prefix_cache`: keep pages for later requests; groups that all forget have nothing to
-        keep."""
+        keep. `host_slots`: blocks of them that host memory holds besides."""
         self.pools = tuple(
             PageAllocator(group, pages) for group, pages in zip(groups, group_pages, strict=True)
         )
@@ -34,6 +37,10 @@ class Reservations:
         self.forgets = any(group.retention is not None for group in groups)
         keeps = prefix_cache and any(group.retention is None for group in groups)
         self.prefix = PrefixCache(self.pools) if keeps else None
+        self.moves: Moves | None = None
+        if self.prefix is not None and host_slots:
+            self.moves = Moves(self.pools, self.prefix, HostTier(host_slots))
+            self.prefix.watcher = self.moves
 
     @property
     def spare(self) -> list[int]:
@@ -44,6 +51,10 @@ class Reservations:
     def match(self, request: Request) -> tuple[Block, ...]:
         """Kept blocks that the request could start behind."""
         return () if self.prefix is None else self.prefix.match(request, request.reusable)
+
+    def fetch(self, request: Request, blocks: tuple[Block, ...]) -> bool:
+        """Whether pages for the request are on their way from host memory, for which it waits."""
+        return self.moves is not None and self.moves.fetch(request, len(blocks))
 
     def shared(self, blocks: tuple[Block, ...]) -> list[int]:
         """Pages of each group, among those of the blocks, that some tenancy owns already."""
@@ -130,10 +141,11 @@ class Reservations:
         return tuple(writes)
 
     def promised(self, tenancy: Tenancy, tokens: int) -> bool:
-        """Letters on their way will set enough pages free to extend the row to `tokens` tokens."""
+        """Letters and copies on their way will set enough pages free to extend the row to `tokens`
+        tokens."""
         missing = self.missing(tenancy, tokens)
         return all(
-            count <= pool.free + pool.cached + pool.quarantined
+            count <= pool.free + pool.cached + pool.quarantined + pool.lent
             for count, pool in zip(missing, self.pools, strict=True)
         )
 
@@ -168,3 +180,5 @@ class Reservations:
         """Raise FreewheelError unless every pool conserves."""
         for pool in (self.rows, *self.pools):
             pool.check()
+        if self.moves is not None:
+            self.moves.check()

@@ -22,11 +22,18 @@ turn to wait: so the lowest priority has a ninth of the rounds, however much com
 class Roster:
     """The waiting queue, the rows' tenants in order of admission, and what both may hold."""
 
-    def __init__(self, footprint: Footprint, rows: int, shelf: Shelf, prefix_cache: bool) -> None:
+    def __init__(
+        self,
+        footprint: Footprint,
+        rows: int,
+        shelf: Shelf,
+        prefix_cache: bool,
+        host_slots: int = 0,
+    ) -> None:
         self.footprint = footprint
         self.shelf = shelf
         self.reservations = Reservations(
-            footprint.groups, footprint.group_pages, rows, prefix_cache
+            footprint.groups, footprint.group_pages, rows, prefix_cache, host_slots
         )
         self.waiting = Queue()
         self.running: list[Request] = []
@@ -47,7 +54,8 @@ class Roster:
         request, or with those for its next decoding round, and never with less than one page.
         Pages that it would share with a running one are not counted twice. A request that begins
         like another's prompt waits until that prompt's pages are there to share, and lets others
-        pass; so does one that waits for a mask.
+        pass; so does one that waits for a mask, or for pages from host memory, which are sent for
+        when it could have its row.
         """
         if not self.waiting or not self.reservations.rows.free:
             return
@@ -67,9 +75,15 @@ class Roster:
             tokens = self.footprint.start_tokens(request.known, request.limit)
             need = [self.footprint.pages(group, tokens) for group in self.footprint.groups]
             shared = self.reservations.shared(blocks)
-            spare = [a - b + c for a, b, c in zip(spare, need, shared, strict=True)]
-            if min(spare, default=0) < 0 or not self.shelf.ready(request):
+            left = [a - b + c for a, b, c in zip(spare, need, shared, strict=True)]
+            if min(left, default=0) < 0 or not self.shelf.ready(request):
                 return
+            before = self.reservations.spare
+            if self.reservations.fetch(request, blocks):
+                taken = zip(spare, before, self.reservations.spare, strict=True)
+                spare = [a - b + c for a, b, c in taken]
+                continue
+            spare = left
             rows -= 1
             ahead.append(request)
             yield request
@@ -93,6 +107,8 @@ class Roster:
         request.tenancy = self.reservations.admit(request)
         if not request.preempted:
             request.stats.cached_tokens = request.tenancy.start
+            first, last = request.fetched or (0, 0)
+            request.stats.host_tokens = max(0, min(last, request.tenancy.start) - first)
             self.waiting.tenants.charge(request.tenant, request.known - request.tenancy.start)
         self.running.append(request)
 
@@ -140,10 +156,12 @@ class Roster:
                 return None
 
     def preempt(self, request: Request) -> None:
-        """Back to the head of its priority's queue, to compute prompt and output so far anew."""
+        """Back to the head of its priority's queue, to compute prompt and output so far anew, but
+        for blocks that are found when it has its next row."""
         self.leave(request)
         request.stats.preemptions += 1
         request.overdue = request.shielded
+        request.fetched = None
         self.waiting.add(request)
 
     def leave(self, request: Request) -> None:

@@ -35,6 +35,8 @@ from freewheel.spec import (
     StepResult,
     StepShape,
     TableWrite,
+    Transfer,
+    TransferResult,
 )
 
 
@@ -90,6 +92,7 @@ class Scheduler:
       ago.
     - *Prefixes.* Pages stay when their request ends, and a request that begins like an earlier
       one starts behind what they hold (`prefix.PrefixCache`).
+      `host_slots`: blocks that host memory holds besides (`moves.Moves`).
     - *Short of pages.* Kept pages that nobody reads go first, the least recently used before
       others. A row whose letters are outstanding, or whose need is in quarantine, sits
       the round out. Otherwise the request of the worst priority, and of those the youngest, is
@@ -112,6 +115,7 @@ class Scheduler:
         shelf: Shelf | None = None,
         prefill_share: float = 0.5,
         policy: DepthPolicy | None = None,
+        host_slots: int = 0,
     ) -> None:
         if len(groups) != len(group_pages) or not groups:
             raise ConfigError(f"group_pages: {len(group_pages)} given for {len(groups)} groups")
@@ -130,7 +134,7 @@ class Scheduler:
         self.run_ahead = run_ahead
         width = widest_chunk(ladder, chunk)
         footprint = Footprint(groups, group_pages, ladder.decode[-1], width, row_width)
-        self.roster = Roster(footprint, rows, shelf or Shelf(0, 0, 0), prefix_cache)
+        self.roster = Roster(footprint, rows, shelf or Shelf(0, 0, 0), prefix_cache, host_slots)
         self._live: dict[str, Request] = {}
         self._just_ended: dict[str, Request] = {}
         self._rounds: deque[tuple[StepPlan, list[Seat]]] = deque()
@@ -225,6 +229,27 @@ class Scheduler:
             self._end(request, FinishReason.ERROR)
         return [Update(request, (), 0, FinishReason.ERROR) for request in lost]
 
+    def transfers(self, fresh: bool = True) -> list[Transfer]:
+        """Copies to and from host memory that are to start now, behind the round planned last.
+
+        `fresh`: also of pages that are merely new.
+        """
+        moves = self.roster.reservations.moves
+        return [] if moves is None else moves.due(fresh)
+
+    def transferred(self, result: TransferResult) -> None:
+        """A transfer has ended, in any order. Raises FreewheelError if it is not under way."""
+        moves = self.roster.reservations.moves
+        if moves is None:
+            raise FreewheelError(f"transfer {result.id} ended, but none is under way")
+        moves.ended(result)
+
+    @property
+    def moving(self) -> int:
+        """Transfers that have not ended."""
+        moves = self.roster.reservations.moves
+        return 0 if moves is None else moves.moving
+
     def wait(self, seconds: float) -> None:
         """With nothing to plan and nothing in flight: until a request's mask may be there."""
         for request in self._live.values():
@@ -267,7 +292,8 @@ class Scheduler:
     def check_stuck(self) -> None:
         """With no row to run. Raises FreewheelError if none ever will."""
         # A mask may have come since its row was left out.
-        if self._live and not self._rounds and all(r.guide is None for r in self._live.values()):
+        stuck = self._live and not self._rounds and not self.moving
+        if stuck and all(r.guide is None for r in self._live.values()):
             raise FreewheelError("requests are live and nothing is in flight, but no row can run")
 
     def collect(self, result: StepResult, now: float | None = None) -> list[Update]:

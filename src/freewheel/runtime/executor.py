@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,6 +29,7 @@ from freewheel.ops import kernels_loaded
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.deterministic import in_fixed_blocks
 from freewheel.runtime.mailbox import Mailbox, digest_of, outbox_shape
+from freewheel.runtime.mover import Mover
 from freewheel.runtime.parallel import Alone, Peers
 from freewheel.runtime.rehearsal import rehearse
 from freewheel.runtime.streams import CudaStreams, NoStreams, Streams
@@ -36,6 +38,7 @@ from freewheel.spec.cache import CacheGroup
 from freewheel.spec.mesh import ALONE, REPLICA_RANKS, Mesh
 from freewheel.spec.plan import StepPlan, StepResult
 from freewheel.spec.shape import StepShape
+from freewheel.spec.transfer import SlotPlan
 from freewheel.state import Arena, CachePool, InboxLayout, SequenceState
 
 
@@ -110,6 +113,8 @@ class Executor:
         self._letters = {shape: self._new_letters(shape) for shape in shapes}
         self.arena.seal()
         self._streams = _open_streams(device)
+        slot = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups)))
+        self.mover = Mover(self.cache, slot, sizes.host_slots, device)
         self._pool = GraphPool() if graph == "cuda" else None
         self._mailbox = Mailbox(run_ahead, self._streams, self.counters, mesh.dp)
         self._lanes: dict[StepShape, Lane] = {}

@@ -41,7 +41,8 @@ class Talk:
 @dataclass(frozen=True)
 class Usage:
     """Tokens of all choices; each prompt counts once. `cached` of the prompts' were
-    not computed, since an earlier request had. `rejected`: drafts that did not count."""
+    not computed, since an earlier request had; `cached_host` and `cached_disk` of these came from
+    below the device. `rejected`: drafts that did not count."""
 
     prompt: int
     cached: int
@@ -49,6 +50,14 @@ class Usage:
     thought: int
     accepted: int
     rejected: int
+    cached_host: int = 0
+    cached_disk: int = 0
+
+    @property
+    def tiers(self) -> dict[str, int]:
+        """Cached tokens by where they were found."""
+        device = self.cached - self.cached_host - self.cached_disk
+        return {"device": device, "host": self.cached_host, "disk": self.cached_disk}
 
 
 class Generation:
@@ -89,13 +98,16 @@ class Generation:
     def usage(self) -> Usage:
         """So far."""
         accepted = sum(one.accepted for one in self.choices)
+        firsts = [one.ticket for one in self.choices[:: self._n]]
         return Usage(
             prompt=self._prompt_tokens,
-            cached=sum(one.ticket.cached_tokens for one in self.choices[:: self._n]),
+            cached=sum(one.cached_tokens for one in firsts),
             completion=sum(len(one.token_ids) for one in self.choices),
             thought=sum(one.reader.thought_tokens for one in self.choices),
             accepted=accepted,
             rejected=sum(one.ticket.drafted for one in self.choices) - accepted,
+            cached_host=sum(one.cached_host_tokens for one in firsts),
+            cached_disk=sum(one.cached_disk_tokens for one in firsts),
         )
 
     async def begin(self) -> None:

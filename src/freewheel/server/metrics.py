@@ -8,13 +8,14 @@ them; the engine's own counts come with each of its reports.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from freewheel.engine import PoolLoad
+from freewheel.engine import PoolLoad, TierLoad
 from freewheel.server.tickets import Ticket
 from freewheel.server.wire import Step
 from freewheel.spec import FinishReason
@@ -67,6 +68,9 @@ class ServerMetrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens served")
         self.asked_tokens = self._counter("prefix_cache_queries", "Prompt tokens looked up")
         self.cached_tokens = self._counter("prefix_cache_hits", "Prompt tokens not computed anew")
+        self.tier_tokens = self._counter(
+            "external_prefix_cache_hits", "Of these, found below the device", "tier"
+        )
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated")
         self.drafts = self._counter("spec_decode_num_drafts", "Rounds with drafts, by request")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Drafts verified")
@@ -84,6 +88,8 @@ class ServerMetrics:
         if step.cached_tokens is not None:
             self._of(self.asked_tokens).inc(len(ticket.prompt))
             self._of(self.cached_tokens).inc(step.cached_tokens)
+            self._of(self.tier_tokens, "host").inc(step.cached_host_tokens)
+            self._of(self.tier_tokens, "disk").inc(step.cached_disk_tokens)
         if step.queued_seconds is not None:
             self._of(self.queued).observe(step.queued_seconds)
 
@@ -168,6 +174,20 @@ class EngineCollector(Collector):
         if load.host_reads is not None:
             yield self._counter("host_reads", "Device values read in a round", load.host_reads)
         yield self._pages(load.pages)
+        if load.tiers is not None:
+            yield from self._tiers(load.tiers)
+
+    def _tiers(self, tiers: TierLoad) -> Iterator[Metric]:
+        yield self._gauge("host_cache_blocks", "Blocks that host memory has room for", tiers.slots)
+        yield self._gauge("host_cache_used_blocks", "Blocks in host memory", tiers.used)
+        family = CounterMetricFamily(
+            f"{self._prefix}:cache_tier_blocks", "Blocks copied", labels=["model_name", "event"]
+        )
+        for event in ("stored", "fetched", "evicted", "lost", "damaged"):
+            family.add_metric([self._model, event], asdict(tiers)[event])
+        yield family
+        yield self._counter("host_cache_bytes_out", "Bytes copied there", tiers.bytes_out)
+        yield self._counter("host_cache_bytes_in", "Bytes copied back", tiers.bytes_in)
 
     def _pages(self, pools: tuple[PoolLoad, ...]) -> Metric:
         family = GaugeMetricFamily(

@@ -168,6 +168,8 @@ def _told(step: TokenStep) -> m.Step:
         step.finish,
         step.queued_seconds,
         step.cached_tokens,
+        step.cached_host_tokens,
+        step.cached_disk_tokens,
         step.logprobs,
         step.prompt_logprobs,
     )

@@ -43,6 +43,7 @@ from freewheel.spec.plan import (
 )
 from freewheel.spec.sampling import FinishReason, SamplingParams
 from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, TABLES, ShapeLadder, StepShape
+from freewheel.spec.transfer import BlockCopy, SlotPlan, Transfer, TransferResult, Way
 
 __all__ = [
     "MAX_DEPTH",
@@ -51,6 +52,7 @@ __all__ = [
     "Adjustments",
     "Admission",
     "AttentionSpec",
+    "BlockCopy",
     "CacheField",
     "CacheGroup",
     "ClampedMoeSpec",
@@ -76,11 +78,15 @@ __all__ = [
     "SamplingParams",
     "ShapeLadder",
     "SharedKvSpec",
+    "SlotPlan",
     "StepPlan",
     "StepResult",
     "StepShape",
     "TableWrite",
     "TokenScore",
+    "Transfer",
+    "TransferResult",
+    "Way",
     "YarnSpec",
     "feed_bound",
     "page_writes_bound",

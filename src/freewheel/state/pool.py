@@ -27,6 +27,7 @@ class CachePool:
         self.groups = groups
         self.pages = pages
         self._layers: dict[tuple[str, int], Tensor] = {}
+        self._stored: dict[str, list[Tensor]] = {group.name: [] for group in groups}
         self._fields = {field.name: field for group in groups for field in group.fields}
         for group, count in zip(groups, pages, strict=True):
             for field in group.fields:
@@ -35,12 +36,20 @@ class CachePool:
                     (len(field.layers), count, group.page_rows, field.width),
                     DTYPES[field.dtype],
                 )  # dtype [layers, pages, page_rows, width]
+                self._stored[group.name].append(stored)
                 for index, layer in enumerate(field.layers):
                     self._layers[field.name, layer] = stored[index]
 
     def field(self, name: str) -> CacheField:
         """How rows of that name are stored. Raises KeyError if there are none."""
         return self._fields[name]
+
+    def stored(self, group: str) -> tuple[Tensor, ...]:
+        """Of each of the group's fields: dtype [layers, pages, page_rows, width].
+
+        Raises KeyError if there is no such group.
+        """
+        return tuple(self._stored[group])
 
     def layer(self, field: str, layer: int) -> Tensor:
         """`field` of model layer `layer`: dtype [pages, page_rows, width].

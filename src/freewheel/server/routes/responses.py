@@ -81,7 +81,10 @@ class _Writer:
         usage = self._generation.usage
         found["usage"] = {
             "input_tokens": usage.prompt,
-            "input_tokens_details": {"cached_tokens": usage.cached},
+            "input_tokens_details": {
+                "cached_tokens": usage.cached,
+                "cached_tokens_by_tier": usage.tiers,
+            },
             "output_tokens": usage.completion,
             "output_tokens_details": {"reasoning_tokens": usage.thought},
             "total_tokens": usage.prompt + usage.completion,

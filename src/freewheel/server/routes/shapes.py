@@ -25,7 +25,10 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached,
+            "cached_tokens_by_tier": usage.tiers,
+        },
         "completion_tokens_details": {
             "reasoning_tokens": usage.thought,
             "accepted_prediction_tokens": usage.accepted,

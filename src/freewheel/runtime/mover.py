@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries blocks between the device's pages and slots of host memory, a few at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from freewheel.runtime.aside import Aside, Milestone, open_aside
+from freewheel.spec.transfer import (
+    PART_BYTES,
+    SUM_BYTES,
+    BlockCopy,
+    SlotPlan,
+    Transfer,
+    TransferResult,
+    Way,
+)
+from freewheel.state import CachePool
+
+PIECE = 16
+"""Blocks whose copies the host queues between two rounds: each costs it some tens of
+microseconds."""
+
+CHUNK = 1 << 28
+"""Bytes of one allocation of host memory. Pinned memory comes in powers of two."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Where one field of one page lies in a slot: `size` bytes from `at` on."""
+
+    stored: Tensor  # float or uint8 [layers, pages, page_rows, width]
+    at: int
+    size: int
+
+    def within(self, slot: Tensor) -> Tensor:
+        """dtype [layers, page_rows, width] of slot, uint8 [bytes]."""
+        layers, _, rows, width = self.stored.shape
+        words = slot[self.at : self.at + self.size].view(self.stored.dtype)
+        return words.view(layers, rows, width)
+
+
+@dataclass(frozen=True)
+class _Trip:
+    transfer: Transfer
+    passed: Milestone
+
+
+class Mover:
+    """`slots` places of host memory, each for one block. A checksum travels with every block.
+
+    The checksum is a sum of its 64-bit words modulo 2**64, each times an odd number of its own:
+    no change of a single word leaves it as it was.
+    """
+
+    def __init__(self, cache: CachePool, plan: SlotPlan, slots: int, device: str) -> None:
+        self.slots = slots
+        self._waiting: deque[tuple[Transfer, int]] = deque()
+        self._trips: deque[_Trip] = deque()
+        self.bytes_out = self.bytes_in = 0
+        if not slots:
+            return
+        self._aside: Aside = open_aside(device)
+        self._parts, self._words = _layout(cache, plan)  # [group][place][field]
+        self._size = 8 * self._words + SUM_BYTES
+        self._each = max(1, CHUNK // self._size)
+        self._memory = [
+            self._aside.memory(min(self._each, slots - first) * self._size)
+            for first in range(0, slots, self._each)
+        ]
+        self._flags = self._aside.memory(4 * slots).view(torch.int32)  # int32 [slots], on the host
+        self._workspace = self._aside.workspace(self._size)
+        index = torch.arange(self._words, dtype=torch.int64, device=device)
+        self._weights = (index * 0x9E3779B97F4A7C15 % (1 << 62)) * 2 + 1  # int64 [words]
+
+    def start(self, transfer: Transfer) -> None:
+        """It is under way; `go_on` does the work."""
+        self._waiting.extend((transfer, index) for index in range(len(transfer.blocks)))
+
+    def go_on(self, most: int = PIECE) -> None:
+        """Queue the copies of up to `most` blocks."""
+        if not self._waiting:
+            return
+        with torch.inference_mode(), self._aside.queue():
+            for _ in range(min(most, len(self._waiting))):
+                transfer, index = self._waiting.popleft()
+                self._carry(transfer.way, transfer.blocks[index])
+                if index + 1 == len(transfer.blocks):
+                    trip = _Trip(transfer, self._aside.milestone())
+                    trip.passed.set()
+                    self._trips.append(trip)
+
+    def ended(self) -> list[TransferResult]:
+        """Transfers whose copies are done, in the order in which they were started."""
+        results: list[TransferResult] = []
+        while self._trips and self._trips[0].passed.passed():
+            results.append(self._result(self._trips.popleft().transfer))
+        return results
+
+    def wait(self) -> list[TransferResult]:
+        """As `ended`, but at least one, if any is under way: the host waits for it."""
+        while not self._trips and self._waiting:
+            self.go_on()
+        if self._trips:
+            self._trips[0].passed.wait()
+        return self.ended()
+
+    def slot(self, index: int) -> Tensor:
+        """uint8 [bytes]: one slot of host memory. Raises IndexError if there is none."""
+        chunk, place = divmod(index, self._each)
+        return self._memory[chunk][place * self._size : (place + 1) * self._size]
+
+    def _carry(self, way: Way, copy: BlockCopy) -> None:
+        slot = self.slot(copy.slot)
+        block = slot if self._workspace is None else self._workspace  # uint8 [bytes]
+        if way is Way.OUT:
+            self._each_part(copy, lambda part, page: _gather(part, page, block))
+            self._sum_in(block).copy_(self._sum(block, copy.label))
+            if block is not slot:
+                slot.copy_(block, non_blocking=True)
+            self.bytes_out += self._size
+            return
+        if block is not slot:
+            block.copy_(slot, non_blocking=True)
+        differs = self._sum_in(block) != self._sum(block, copy.label)  # bool [1]
+        self._flags[copy.slot : copy.slot + 1].copy_(differs.int(), non_blocking=True)
+        self._each_part(copy, lambda part, page: _spread(part, page, block))
+        self.bytes_in += self._size
+
+    def _each_part(self, copy: BlockCopy, do: Callable[[_Part, int], None]) -> None:
+        for places, pages in zip(self._parts, copy.pages, strict=True):
+            for parts, page in zip(places, pages, strict=False):
+                for part in parts:
+                    do(part, page)
+
+    def _sum_in(self, block: Tensor) -> Tensor:
+        """int64 [1]: the checksum that a block, uint8 [bytes], brings."""
+        return block[8 * self._words : 8 * self._words + 8].view(torch.int64)
+
+    def _sum(self, block: Tensor, label: int) -> Tensor:
+        """int64 [1]: the checksum that it should bring."""
+        words = block[: 8 * self._words].view(torch.int64)
+        return (words * self._weights).sum(0, keepdim=True) + label
+
+    def _result(self, transfer: Transfer) -> TransferResult:
+        if transfer.way is Way.OUT:
+            return TransferResult(transfer.id)
+        flags = [int(self._flags[copy.slot]) for copy in transfer.blocks]
+        return TransferResult(transfer.id, frozenset(i for i, flag in enumerate(flags) if flag))
+
+
+def _gather(part: _Part, page: int, block: Tensor) -> None:
+    part.within(block).copy_(part.stored[:, page])
+
+
+def _spread(part: _Part, page: int, block: Tensor) -> None:
+    part.stored[:, page].copy_(part.within(block))
+
+
+def _layout(cache: CachePool, plan: SlotPlan) -> tuple[list[list[list[_Part]]], int]:
+    """Parts by group, place and field, and the 64-bit words that they take."""
+    at = 0
+    groups: list[list[list[_Part]]] = []
+    for group, places in zip(plan.groups, plan.places, strict=True):
+        groups.append([])
+        for _ in range(places):
+            parts: list[_Part] = []
+            for stored in cache.stored(group.name):
+                size = stored[:, 0].numel() * stored.element_size()
+                parts.append(_Part(stored, at, size))
+                at += -(-size // PART_BYTES) * PART_BYTES
+            groups[-1].append(parts)
+    return groups, at // 8
