@@ -221,9 +221,24 @@ def test_sparse_attention_agrees_over_several_parts(
         check("sparse_mla", (query, latent, slots, 0.2, value, fixed), dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "lanes"), [(33, 40), (64, 150), (128, 300)])
+def test_many_heads_agree_at_the_published_widths(
+    heads: int, lanes: int, dtype: torch.dtype
+) -> None:
+    latent, query = draw(1, 12, 16, 576).to(dtype), draw(2, 2, 2, heads, 576).to(dtype)
+    slots = torch.randint(1, 192, (2, 2, lanes), generator=generator(3), dtype=torch.int32)
+    slots[0, 0, 10:] = -1
+    slots[1, 1] = -1
+    slots[1, 0, ::3] = -1
+    latent.view(-1, 576)[0] = float("nan")
+    for fixed in (False, True):
+        check("sparse_mla", (query, latent, slots, 0.05, 512, fixed), dtype)
+
+
 @pytest.mark.parametrize("run", [64, 128, 192])
 def test_a_query_s_lanes_may_be_split_anywhere(monkeypatch: pytest.MonkeyPatch, run: int) -> None:
-    module = importlib.import_module("freewheel.ops.cuda.attention")
+    module = importlib.import_module("freewheel.ops.cuda.runs")
     monkeypatch.setattr(module, "lanes_of_run", lambda *_: run)
     latent, query = draw(1, 12, 16, 40), draw(2, 2, 2, 3, 40)
     slots = torch.randint(0, 192, (2, 2, 150), generator=generator(3), dtype=torch.int32)
@@ -232,8 +247,8 @@ def test_a_query_s_lanes_may_be_split_anywhere(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_runs_are_whole_tiles_and_few_where_there_are_many_queries() -> None:
-    split = importlib.import_module("freewheel.ops.cuda.attention")
-    tile = split.FEW_HEADS
+    split = importlib.import_module("freewheel.ops.cuda.runs")
+    tile = importlib.import_module("freewheel.ops.cuda.attention").FEW_HEADS
     runs = [split.lanes_of_run(programs, 2048, tile) for programs in (1, 4, 32, 64, 128, 4096)]
     assert runs == sorted(runs)
     assert all(run % tile.step == 0 for run in runs)

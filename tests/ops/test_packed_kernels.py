@@ -14,13 +14,16 @@ import torch
 from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
+from freewheel.ops.rows import write_latents
 from tests.ops.cases import Sizes, draw, draw_pages, draw_slots
 from tests.ops.kernel_device import DEVICE, HAS_GPU, needs_kernels
 from tests.ops.packed_cases import (
+    LATENT_BYTES,
     PACKED_CASES,
     RANK,
     ROPE,
     STORES,
+    empty,
     filled,
     numbers,
     poisoned,
@@ -105,6 +108,58 @@ def test_lanes_of_many_parts_and_heads_agree_and_what_none_names_is_not_read(
     latent = poisoned(latent, slots[slots >= 0].unique().long())
     query = draw(4, 2, 2, 20, RANK + ROPE).to(dtype)
     check("fp8_sparse_mla", (query, latent, slots, 0.02, RANK), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize(("heads", "lanes"), [(1, 33), (17, 150), (40, 300), (128, 70)])
+def test_any_number_of_heads_agrees(
+    heads: int, lanes: int, fixed: bool, dtype: torch.dtype
+) -> None:
+    pages = draw_pages(5, batch=2, width=2, columns=100, size=4)
+    slots = draw_slots(5, pages, lanes, 2)
+    slots[0, 0, 10:] = -1
+    slots[0, 1, ::3] = -1
+    slots[1, 1] = -1  # a query without a key
+    latent = filled("latents", 5, pages.count)
+    latent = poisoned(latent, slots[slots >= 0].unique().long())
+    query = draw(6, 2, 2, heads, RANK + ROPE).to(dtype)
+    check("fp8_sparse_mla", (query, latent, slots, 0.02, RANK, fixed), dtype)
+
+
+@pytest.mark.parametrize("heads", [5, 40])
+def test_both_parts_of_a_key_have_their_share_of_the_scores(heads: int) -> None:
+    """By the norm of the error: with ordinary rows, a lost rotated part is within the bound."""
+    dtype, limit = (torch.bfloat16, 2**-7) if HAS_GPU else (torch.float32, 1e-5)
+    slots = torch.arange(40, 140, dtype=torch.int32).view(1, 1, 100)
+    cache, rows = empty(40, LATENT_BYTES), draw(9, 1, 160, RANK + ROPE)
+    rows[..., RANK:] *= 4
+    write_latents(cache, rows, torch.arange(160)[None], ROPE)
+    query = draw(8, 1, 1, heads, RANK + ROPE).to(dtype)
+    given = (query, cache, slots, 0.02, RANK)
+    found = IMPLEMENTATIONS["fp8_sparse_mla", "cuda"](*on_device(given)).cpu().double()
+    expected = SPECIFICATIONS["fp8_sparse_mla"](query.double(), *given[1:])
+    assert (found - expected).norm() <= limit * expected.norm()
+
+
+@pytest.mark.parametrize("heads", [5, 40])
+@pytest.mark.parametrize("packed", [False, True])
+def test_with_fixed_runs_a_query_s_bits_are_the_same_in_any_company(
+    packed: bool, heads: int
+) -> None:
+    dtype = torch.bfloat16 if HAS_GPU else torch.float32
+    pages = draw_pages(7, batch=2, width=2, columns=100, size=4)
+    slots = draw_slots(7, pages, 150, 2)
+    latent = filled("latents", 7, pages.count)
+    if not packed:
+        latent = numbers(latent).to(dtype).view(pages.count, -1, RANK + ROPE)
+    query = draw(8, 2, 2, heads, RANK + ROPE).to(dtype)
+    name = "fp8_sparse_mla" if packed else "sparse_mla"
+    given = on_device((query, latent, slots, 0.02, RANK, True))
+    found = IMPLEMENTATIONS[name, "cuda"](*given)
+    for row in range(2):
+        own = (given[0][row : row + 1], latent.to(DEVICE), given[2][row : row + 1], *given[3:])
+        assert torch.equal(IMPLEMENTATIONS[name, "cuda"](*own)[0], found[row])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

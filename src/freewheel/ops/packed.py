@@ -49,10 +49,16 @@ def fp8_norm_latents(
     return SPECIFICATIONS["rms_norm"](query, query_weight, eps)
 
 
+def _fake_sparse_mla(
+    query: Tensor, latent: Tensor, slots: Tensor, scale: float, value_dim: int, fixed: bool = False
+) -> Tensor:
+    return query.new_empty((*query.shape[:3], value_dim))
+
+
 @op(
-    "fp8_sparse_mla(Tensor query, Tensor latent, Tensor slots, float scale, int value_dim) "
-    "-> Tensor",
-    fake=lambda query, _, __, ___, dim: query.new_empty((*query.shape[:3], dim)),
+    "fp8_sparse_mla(Tensor query, Tensor latent, Tensor slots, float scale, int value_dim, "
+    "bool fixed=False) -> Tensor",
+    fake=_fake_sparse_mla,
 )
 def fp8_sparse_mla(
     query: Tensor,  # [B, W, H, D]
@@ -60,6 +66,7 @@ def fp8_sparse_mla(
     slots: Tensor,  # int32 [B, W, K]  negative: no key
     scale: float,
     value_dim: int,
+    fixed: bool = False,
 ) -> Tensor:  # [B, W, H, value_dim]
     """`sparse_mla` over the numbers that the rows stand for; all of `value_dim` is in FP8."""
     queries, lanes = query.flatten(0, 1)[None], slots.flatten(0, 1)[None]  # [1, N, H, D], [1, N, K]

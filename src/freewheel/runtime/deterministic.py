@@ -47,7 +47,7 @@ _BY_TOKEN: dict[Any, tuple[int, ...]] = {
 _APART: dict[Any, Callable[..., Any]] = {ops.block_open_latents: ops.open_latents_apart}
 """Op that is several in one -> what calls these, so that each keeps its order of sums."""
 
-_FIXED = (ops.sparse_mla,)
+_FIXED = (ops.sparse_mla, ops.fp8_sparse_mla)
 """Ops that sum in one order whatever the number of tokens, if they are told to."""
 
 

@@ -29,8 +29,9 @@ def _distinct(slots: Tensor) -> tuple[Tensor, Tensor]:
 
 @implement("fp8_sparse_mla", "cpu")
 def fp8_sparse_mla(
-    query: Tensor, latent: Tensor, slots: Tensor, scale: float, value_dim: int
+    query: Tensor, latent: Tensor, slots: Tensor, scale: float, value_dim: int, fixed: bool = False
 ) -> Tensor:
+    del fixed  # a query is one piece always
     named, own = _distinct(slots)
     keys = read_latents(latent, named, value_dim, wide(query).dtype)[None]
     if not keys.numel():

@@ -5,45 +5,19 @@ several.
 A tile of keys is loaded in pieces of columns, each multiplied by itself: a thread then holds few
 addresses, and so little else that two programs share a multiprocessor, one of which waits for its
 keys while the other multiplies.
-
-How many runs there are depends on the number of queries: few queries are split until the device is
-full, many are not split at all, and then nothing is left to join. With `fixed` a run is always
-`FIXED` lanes, so the order of a sum depends on the number of lanes alone.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda import many_heads
 from freewheel.ops.cuda.chain import CHAINED, follow
+from freewheel.ops.cuda.runs import Run, Tile, attend_by_runs
 from freewheel.ops.registry import SPECIFICATIONS, implement
-
-FIXED = 128
-"""Lanes of a run whose length must not depend on the number of queries."""
-
-SCRATCH = 1 << 24
-"""Floats of unjoined runs held at once; wider rectangles go through in pieces of whole queries."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """How a program works: heads and keys of its matrix tiles, columns of a piece, warps.
-
-    `programs`: how many such run at once on an H200, which its shared memory decides.
-    """
-
-    heads: int
-    step: int
-    piece: int
-    warps: int
-    stages: int
-    programs: int
-
 
 FEW_HEADS = Tile(heads=16, step=64, piece=128, warps=4, stages=2, programs=264)
 MANY_HEADS = Tile(heads=64, step=64, piece=512, warps=8, stages=2, programs=132)
@@ -114,31 +88,6 @@ def _attend_part(
         tl.store(target + nth * PIECE + c, value, mask=real & (nth * PIECE + c < VALUE))
 
 
-@triton.jit
-def _join_parts(
-    part_in, high_in, total_in, out, parts, H,
-    VALUE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
-):  # fmt: skip
-    follow(CHAINED)
-    n, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    v = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    every = tl.arange(0, PARTS)
-    cell = (n * parts + every) * H + h
-    highs = tl.load(high_in + cell, mask=every < parts, other=float("-inf"))
-    totals = tl.load(total_in + cell, mask=every < parts, other=0)
-    full = (totals > 0) & (every < parts)  # else it may never have been written
-    value = tl.load(
-        part_in + cell[:, None] * VALUE + v[None, :],
-        mask=full[:, None] & (v < VALUE)[None, :], other=0,
-    )  # fmt: skip
-    highest = tl.max(highs, 0)
-    share = tl.exp(highs - tl.where(highest == float("-inf"), 0.0, highest))
-    total = tl.sum(totals * share, 0)
-    mixed = tl.sum(value * share[:, None], 0)
-    result = tl.where(total == 0, 0.0, mixed / total)
-    tl.store(out + (n * H + h) * VALUE + v, result.to(out.dtype.element_ty), mask=v < VALUE)
-
-
 @implement("sparse_mla", "cuda")
 def sparse_mla(
     query: Tensor, latent: Tensor, slots: Tensor, scale: float, value_dim: int, fixed: bool = False
@@ -146,63 +95,31 @@ def sparse_mla(
     rope = latent.shape[2] - value_dim
     if query.dtype == torch.float64 or query.dtype != latent.dtype or rope == 0:
         return SPECIFICATIONS["sparse_mla"](query, latent, slots, scale, value_dim)
-    queries, lanes = query.flatten(0, 1).contiguous(), slots.flatten(0, 1).contiguous()
-    (count, heads), width = queries.shape[:2], lanes.shape[1]
-    tile = tile_for(heads, query.element_size())
-    run = FIXED if fixed else lanes_of_run(count * triton.cdiv(heads, tile.heads), width, tile)
-    parts = triton.cdiv(width, run)
-    step = count if parts == 1 else max(1, SCRATCH // (parts * heads * value_dim))
     out = query.new_empty((*query.shape[:3], value_dim))
-    flat = out.flatten(0, 1)
-    for at in range(0, count, step):
-        piece = slice(at, at + step)
-        _attend(queries[piece], latent, lanes[piece], flat[piece], scale, run, tile)
+    if many_heads.serves(query, value_dim):
+        own = many_heads.plain_rows(latent)
+        attend_by_runs(many_heads.attend, (own, scale), query, slots, out, many_heads.TILE, fixed)
+    else:
+        attend_by_runs(_attend, (latent, scale), query, slots, out, tile_for(query), fixed)
     return out
 
 
-def tile_for(heads: int, element_size: int) -> Tile:
-    if element_size > 2:
+def tile_for(query: Tensor) -> Tile:
+    """query [.., H, D]"""
+    if query.element_size() > 2:
         return WIDE
-    return MANY_HEADS if heads > 32 else FEW_HEADS
+    return MANY_HEADS if query.shape[-2] > 32 else FEW_HEADS
 
 
-def lanes_of_run(programs: int, lanes: int, tile: Tile) -> int:
-    """Lanes of a run, where `programs` of them stand beside each other: whole tiles.
-
-    The number of runs with which the last program ends first, in tiles. A run costs about two tiles
-    of its own, and joining runs as much again.
-    """
-    tiles = triton.cdiv(lanes, tile.step)
-
-    def cost(parts: int) -> int:
-        waves = triton.cdiv(programs * parts, tile.programs)
-        return waves * (triton.cdiv(tiles, parts) + 2) + (2 if parts > 1 else 0)
-
-    parts = min(range(1, max(1, min(tiles, 32)) + 1), key=cost)
-    return tile.step * max(1, triton.cdiv(tiles, parts))
-
-
-def _attend(
-    query: Tensor, latent: Tensor, slots: Tensor, out: Tensor, scale: float, run: int, tile: Tile
-) -> None:
-    """query [N, H, D], slots [N, K] -> out [N, H, value_dim]"""
-    (count, heads, dim), value, lanes = query.shape, out.shape[2], slots.shape[1]
-    parts, block = triton.cdiv(lanes, run), max(16, triton.next_power_of_2(value))
-    mixed, high, total = out, out, out
-    if parts > 1:
-        mixed = torch.empty((count, parts, heads, value), dtype=torch.float32, device=out.device)
-        high, total = torch.empty((2, count, parts, heads), dtype=torch.float32, device=out.device)
-    _attend_part[(count, parts, triton.cdiv(heads, tile.heads))](
-        query, latent, slots, out, mixed, high, total, scale, lanes, heads, run,
+def _attend(run: Run, tile: Tile, latent: Tensor, scale: float) -> None:
+    (count, heads, dim), value, lanes = run.query.shape, run.out.shape[2], run.slots.shape[1]
+    block = max(16, triton.next_power_of_2(value))
+    _attend_part[(count, run.parts, triton.cdiv(heads, tile.heads))](
+        run.query, latent, run.slots, run.out, run.mixed, run.high, run.total, scale, lanes, heads,
+        run.lanes,
         VALUE=value, ROPE=dim - value, PIECE=min(tile.piece, block),
-        BLOCK_R=max(16, triton.next_power_of_2(dim - value)), SPAN=triton.next_power_of_2(run),
-        STEP=tile.step, HEADS=tile.heads, WHOLE=parts == 1, STAGES=tile.stages, CHAINED=CHAINED,
-        num_warps=tile.warps, launch_pdl=CHAINED,
+        BLOCK_R=max(16, triton.next_power_of_2(dim - value)),
+        SPAN=triton.next_power_of_2(run.lanes), STEP=tile.step, HEADS=tile.heads,
+        WHOLE=run.parts == 1, STAGES=tile.stages, CHAINED=CHAINED, num_warps=tile.warps,
+        launch_pdl=CHAINED,
     )  # fmt: skip
-    if parts > 1:
-        piece = min(256, block)
-        _join_parts[(count, heads, triton.cdiv(value, piece))](
-            mixed, high, total, out, parts, heads,
-            VALUE=value, PARTS=triton.next_power_of_2(parts), BLOCK=piece, CHAINED=CHAINED,
-            num_warps=2, launch_pdl=CHAINED,
-        )  # fmt: skip

@@ -27,6 +27,34 @@ def widen_fp8(codes, ASM: tl.constexpr):
 
 
 @triton.jit
+def widen_once(codes, ASM: tl.constexpr):
+    """As `widen_fp8`, for numbers that two products take.
+
+    What has side effects, as this is said to have, Triton neither repeats for each product nor
+    moves behind a change of layout, where codes would be read one byte at a time.
+    """
+    if ASM:
+        wide = tl.inline_asm_elementwise(
+            """
+            {
+            .reg .b32 high, low;
+            shr.u32 high, $2, 4;
+            shl.b32 low, $2, 4;
+            and.b32 high, high, 0x07070707;
+            and.b32 low, low, 0xf0f0f0f0;
+            lop3.b32 high, $2, 0x80808080, high, 0xea;
+            prmt.b32 $0, low, high, 0x5140;
+            prmt.b32 $1, low, high, 0x7362;
+            }
+            """,
+            "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=False, pack=4,
+        )  # fmt: skip
+        return wide * tl.full((), 2.0**120, tl.bfloat16)
+    else:
+        return raw_fp8(codes, ASM)
+
+
+@triton.jit
 def raw_fp8(codes, ASM: tl.constexpr):
     """uint8 codes of e4m3 -> bfloat16 of 2^-120 times their values: the bits moved, no more.
 

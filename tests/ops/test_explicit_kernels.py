@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels with their layouts written out compile for Hopper, where there is no card too.
+
+No interpreter runs them: on a card, test_packed_kernels.py and test_cuda_kernels.py compare them
+with the specifications.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import pytest
+
+from freewheel.ops import load_kernels
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="compiles in earnest"
+)
+MOST_SHARED = 232448
+"""Bytes that a program may have on an H200."""
+
+POINTERS = {"slots": "*i32", "codes": "*u8", "scales": "*fp32"}
+RUNS = ("part_out", "high_out", "total_out")
+NUMBERS = {"scale": "fp32", "K": "i32", "H": "i32", "LANES": "i32", "groups": "i32"}
+
+
+def compiled(kernel: Any, warps: int, **constants: Any) -> Any:
+    compiler = importlib.import_module("triton.compiler")
+    runtime = importlib.import_module("triton.experimental.gluon._runtime")
+    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    constants = {"BYTES": 656, "CHAINED": True, "SPAN": 2048} | constants
+    kinds = NUMBERS | POINTERS | ({} if constants["WHOLE"] else dict.fromkeys(RUNS, "*fp32"))
+    names: list[str] = kernel.arg_names
+    signature = {
+        name: "constexpr" if name in constants else kinds.get(name, "*bf16") for name in names
+    }
+    aligned = {
+        (nth,): [["tt.divisibility", 16]]
+        for nth, name in enumerate(names)
+        if signature[name].startswith("*")
+    }
+    values = {(names.index(name),): value for name, value in constants.items()}
+    source = runtime.GluonASTSource(kernel, signature, values, aligned)
+    options = {"num_warps": warps, "launch_pdl": True}
+    return compiler.compile(source, target=target, options=options)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_few_heads_over_packed_rows_leave_room_for_two_programs(whole: bool) -> None:
+    load_kernels("cuda")
+    module: Any = importlib.import_module("freewheel.ops.cuda.packed_few")
+    tile = module.TILE
+    found = compiled(module._attend, tile.warps, STEP=tile.step, BUFFERS=tile.stages, WHOLE=whole)
+    assert 2 * (found.metadata.shared + 1024) <= MOST_SHARED + 1024
+    assert "mma.sync.aligned.m16n8k16" in found.asm["ptx"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_many_heads_multiply_by_groups_of_warps(packed: bool) -> None:
+    load_kernels("cuda")
+    module: Any = importlib.import_module("freewheel.ops.cuda.many_heads")
+    found = compiled(module._attend, module.TILE.warps, PACKED=packed, WHOLE=True)
+    assert found.metadata.shared <= MOST_SHARED
+    assert "wgmma.mma_async" in found.asm["ptx"]
