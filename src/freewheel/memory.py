@@ -111,8 +111,9 @@ def pages_wanted(config: EngineConfig, group: CacheGroup, context_len: int) -> i
     """
     if group.retention is None:
         return config.max_batch * group.pages_for(context_len)
-    rounds, decode = config.run_ahead + 1, config.ladder().decode[-1]
-    decoding = pages_touched(group, rounds * decode.reach)
+    rounds, ladder = config.run_ahead + 1, config.ladder()
+    decode = ladder.decode[-1]
+    decoding = pages_touched(group, rounds * decode.reach + ladder.lag)
     prompting = pages_touched(group, rounds * (config.chunk + decode.depth))
     largest = group.pages_for(context_len)
     return config.max_batch * min(decoding, largest) + config.prefill_batch * min(
@@ -144,7 +145,9 @@ def request_pages(config: EngineConfig, group: CacheGroup, context_len: int) -> 
     """Pages that one decoding request of full context holds, all its letters read."""
     if group.retention is None:
         return group.pages_for(context_len)
-    return min(group.pages_for(context_len), pages_touched(group, config.ladder().decode[-1].reach))
+    ladder = config.ladder()
+    touched = pages_touched(group, ladder.decode[-1].reach + ladder.lag)
+    return min(group.pages_for(context_len), touched)
 
 
 def pages_touched(group: CacheGroup, stretch: int) -> int:

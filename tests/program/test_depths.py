@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from freewheel import LLM, SamplingParams
 from freewheel.config import AUTO_DEPTHS, EngineConfig
 from freewheel.errors import ConfigError
 from freewheel.host import DepthPolicy
-from freewheel.spec import StepShape
-from tests.program.whitebox import engine, prompts
+from freewheel.spec import MAX_LAG, StepShape
+from tests.program.whitebox import PoisonedEngine, engine, prompts
 
 
 class RandomDepths(DepthPolicy):
@@ -31,10 +32,47 @@ class RandomDepths(DepthPolicy):
         return self.chosen[-1]
 
 
+class Stretches(DepthPolicy):
+    """Long stretches without drafts, and short ones with some."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(AUTO_DEPTHS, 3, 4)
+        self._rng = random.Random(seed)
+        self._left, self._depth = 0, 0
+
+    def choose(self, load: StepShape, rows: Sequence[str], others: int = 0) -> int:
+        if not self._left:
+            self._depth = self._rng.choice(AUTO_DEPTHS[1:]) if self._depth == 0 else 0
+            self._left = self._rng.randint(1, 4 if self._depth else 40)
+        self._left -= 1
+        return self._depth
+
+
+class LaggingEngine(PoisonedEngine):
+    """Compares rows of which the drafter has read everything; counts those that it had left."""
+
+    def __init__(self, llm: LLM, seed: int) -> None:
+        super().__init__(llm, seed, chance=1.0)
+        self.longest = 0
+
+    def check_some_row(self) -> None:
+        lens = self.llm.executor.arena["drafter.backlog_lens"]
+        self.longest = max(self.longest, int(lens.max()))
+        state = self.llm.executor.state
+        rows = [r for r in self.live_rows() if int(state.computed_lens[r]) and not int(lens[r])]
+        if rows and self.rng.random() < 0.3:
+            self.check(self.rng.choice(rows))
+
+
+def use(llm: LLM, policy: DepthPolicy) -> None:
+    llm._policy = policy
+    llm._session = type(llm._session)(llm._new_scheduler, llm.executor)
+
+
 def erratic(folder: Path, seed: int, **options: Any) -> tuple[LLM, RandomDepths]:
     llm = engine(folder, speculate="auto", **options)
-    policy = llm._policy = RandomDepths(seed)
-    llm._session = type(llm._session)(llm._new_scheduler, llm.executor)
+    policy = RandomDepths(seed)
+    use(llm, policy)
     return llm, policy
 
 
@@ -88,6 +126,45 @@ def test_other_families_and_few_pages_bear_any_schedule(
     llm, policy = erratic(folders[name], 5, max_batch=4, context_len=96)
     assert [output.token_ids for output in llm.generate(requests, params)] == want
     assert len(set(policy.chosen)) == len(AUTO_DEPTHS)
+
+
+@pytest.mark.parametrize(("name", "run_ahead"), [("t32", 0), ("t32", 3), ("tg", 2), ("t4", 2)])
+def test_what_the_drafter_left_for_later_it_reads_as_if_at_once(
+    folders: dict[str, Path], name: str, run_ahead: int
+) -> None:
+    """Its cache rows too are those of a one-shot prefill, in kept pages as well."""
+    llm = engine(
+        folders[name], speculate="auto", max_batch=3, context_len=128, run_ahead=run_ahead,
+        chunk=64, graph="tape",
+    )  # fmt: skip
+    use(llm, Stretches(run_ahead))
+    watched = LaggingEngine(llm, run_ahead)
+    params = [
+        SamplingParams(temperature=n % 2, seed=n, max_tokens=44, ignore_eos=True) for n in range(4)
+    ]
+    requests = prompts(seed=9, count=4, longest=40, vocabulary=200)
+    plain = engine(folders[name], speculate=0, max_batch=1, prefill_batch=1, context_len=128)
+    want = [output.token_ids for output in plain.generate(requests, params)]
+    outputs = llm.generate(requests, params)
+    assert [output.token_ids for output in outputs] == want
+    longer = [[*prompt, *tokens, 7] for prompt, tokens in zip(requests, want, strict=True)]
+    again = llm.generate(longer, replace(params[0], max_tokens=20))
+    assert sum(output.metrics.cached_tokens for output in again) > 0
+    assert watched.checked >= 5
+    assert watched.longest == MAX_LAG
+    assert {shape.catches_up for shape in llm.executor._lanes} == {False, True}
+
+
+def test_a_round_without_drafts_leaves_the_drafter_alone(folders: dict[str, Path]) -> None:
+    """It makes as many calls as an engine without a drafter, but for those that keep a state."""
+    calls: dict[str, int | None] = {}
+    for speculate in (0, "auto"):
+        llm = engine(folders["t32"], speculate=speculate, graph="tape")
+        shape = llm.built.ladder.fit_decode(1, depth=0)
+        llm.executor.capture((shape,), lambda _: None)
+        calls[str(speculate)] = llm.executor.calls(shape)
+    assert calls["0"] is not None and calls["auto"] is not None
+    assert calls["0"] < calls["auto"] <= calls["0"] + 10
 
 
 def test_rows_of_one_token_pages_have_room_in_every_letter(folders: dict[str, Path]) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from freewheel.spec.shape import StepShape
-from freewheel.state import CachePool, SequenceState
+from freewheel.state import Arena, CachePool, SequenceState
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class Verified:
 class Drafter(Protocol):
     """Called once a round, in the graph, after the commit. Writes only drafts."""
 
+    def open(self, arena: Arena, rows: int) -> None:
+        """Make the static tensors of its own, for so many rows; before any round is captured."""
+        ...
+
     def draft(
         self, state: SequenceState, cache: CachePool, verified: Verified, shape: StepShape
     ) -> None:
@@ -38,6 +42,9 @@ class Drafter(Protocol):
 
 class NoDrafter:
     """Drafts nothing: every round decides one token."""
+
+    def open(self, arena: Arena, rows: int) -> None:
+        del arena, rows
 
     def draft(
         self, state: SequenceState, cache: CachePool, verified: Verified, shape: StepShape

@@ -6,7 +6,7 @@ from __future__ import annotations
 from freewheel import ops
 from freewheel.decode.drafter import Verified
 from freewheel.spec.shape import StepShape
-from freewheel.state import CachePool, SequenceState
+from freewheel.state import Arena, CachePool, SequenceState
 
 LONGEST, SHORTEST = 4, 2
 """Endings searched for, in tokens. One token alone matches too much to be a guess."""
@@ -14,6 +14,9 @@ LONGEST, SHORTEST = 4, 2
 
 class LookupDrafter:
     """Needs no weights: good where the answer repeats the prompt, silent where nothing matches."""
+
+    def open(self, arena: Arena, rows: int) -> None:
+        del arena, rows
 
     def draft(
         self, state: SequenceState, cache: CachePool, verified: Verified, shape: StepShape

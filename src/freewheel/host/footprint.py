@@ -17,7 +17,7 @@ class Footprint:
     `decode`: the deepest decoding rectangle; rows have room for it whatever the depth of a round.
     `chunk`: tokens of the
     widest prompt rectangle in use. `group_pages`: pages of each group's pool, scratch page 0
-    included. `row_width`: tokens that a row of the device state holds.
+    included. `row_width`: tokens that a row of the device state holds. `lag`: the ladder's.
     """
 
     groups: tuple[CacheGroup, ...]
@@ -25,6 +25,7 @@ class Footprint:
     decode: StepShape
     chunk: int
     row_width: int
+    lag: int = 0
 
     def chunk_tokens(self, start: int, given: int, known: int) -> int:
         """The length that a prompt round of `given` tokens from `start` on may write.
@@ -55,7 +56,7 @@ class Footprint:
         if group.retention is None:
             return group.pages_for(tokens)
         stretch = max(self.chunk + self.decode.depth, self.decode.reach)
-        touched = (group.retention + stretch - 2) // group.page_size + 2
+        touched = (group.retention + self.lag + stretch - 2) // group.page_size + 2
         return min(group.pages_for(tokens), touched)
 
     def check(self, request: Request) -> None:

@@ -126,8 +126,8 @@ class PrefixCache:
 
     def publish(self, request: Request, tenancy: Tenancy) -> None:
         """Keep the blocks that the row has computed and that are not kept yet."""
-        count, at = tenancy.lower // self.block_size, tenancy.published
-        if count == at:
+        count, at = tenancy.whole // self.block_size, tenancy.published
+        if count <= at:
             return
         keys = self.keys(request)
         while at and keys[at - 1] not in self._blocks:

@@ -156,7 +156,7 @@ class Reservations:
         for pool, span in zip(self.pools, tenancy.spans, strict=True):
             if pool.group.retention is None:
                 continue
-            behind = max(0, tenancy.lower - pool.group.retention) // pool.group.page_size
+            behind = max(0, tenancy.whole - pool.group.retention) // pool.group.page_size
             count = behind - span.first
             if count > 0:
                 pool.release(span.pages[:count], tenancy.last_round)

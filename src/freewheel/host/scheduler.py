@@ -133,7 +133,7 @@ class Scheduler:
         self.context_len = context_len
         self.run_ahead = run_ahead
         width = widest_chunk(ladder, chunk)
-        footprint = Footprint(groups, group_pages, ladder.decode[-1], width, row_width)
+        footprint = Footprint(groups, group_pages, ladder.decode[-1], width, row_width, ladder.lag)
         self.roster = Roster(footprint, rows, shelf or Shelf(0, 0, 0), prefix_cache, host_slots)
         self._live: dict[str, Request] = {}
         self._just_ended: dict[str, Request] = {}
@@ -338,7 +338,8 @@ class Scheduler:
         # Whoever waited longest in this round is also first of it to wait for its next turn.
         ordered = sorted(seats, key=_turn) if len(seats) > 1 else seats
         for seat in ordered:
-            seat.tenancy.launch(plan.round_id, seat.advance, seat.emits, shape.depth)
+            lag = seat.tenancy.lag + 1 if self.ladder.lag and shape.lags else 0
+            seat.tenancy.launch(plan.round_id, seat.advance, seat.emits, shape.depth, lag)
             seat.request.turn = next(self._turns)
         self._rounds.append((plan, seats))
         self._next_round += 1
@@ -370,6 +371,9 @@ class Scheduler:
         load = self.ladder.fit_decode(batch, extras, guided, self.ladder.depths[0])
         rows = [seat.request.id for seat in seats if not seat.request.guided]
         depth = self._policy.choose(replace(load, width=1, depth=0), rows, len(seats) - len(rows))
+        lag = max(seat.tenancy.lag for seat in seats)
+        if lag > (0 if depth else self.ladder.lag - 1):
+            return replace(self.ladder.fit_decode(batch, extras, guided, 0), catches_up=True)
         return self.ladder.fit_decode(batch, extras, guided, depth)
 
     def _end(self, request: Request, reason: FinishReason, length: int | None = None) -> None:

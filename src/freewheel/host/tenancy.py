@@ -34,7 +34,8 @@ class Tenancy:
     row's `computed` as of the last letter. `pending`: the most tokens by which rounds in flight
     may advance it. `owed`: rounds in flight which emit at least one token each, unless the row
     has finished. `last_round`: the last round launched with this row; -1 before the first.
-    `drafts`: the depth of that round.
+    `drafts`: the depth of that round. `lag`: the most positions that the drafter has not read once
+    all rounds launched have run: the latest ones.
     """
 
     row: int
@@ -47,6 +48,7 @@ class Tenancy:
     owed: int = 0
     last_round: int = -1
     drafts: int = 0
+    lag: int = 0
     published: int = 0
     open: bool = True
 
@@ -65,9 +67,17 @@ class Tenancy:
         """Some token certain at admission has not been launched yet."""
         return self.upper < self.known
 
-    def launch(self, round_id: int, advance: int, emits: bool, drafts: int = 0) -> None:
+    @property
+    def whole(self) -> int:
+        """Tokens whose every cache row, the drafter's included, is stored once all rounds that were
+        launched have run."""
+        return max(0, self.lower - self.lag)
+
+    def launch(
+        self, round_id: int, advance: int, emits: bool, drafts: int = 0, lag: int = 0
+    ) -> None:
         """A round of depth `drafts` that advances it by at most `advance` tokens is on its way."""
-        self.last_round, self.drafts = round_id, drafts
+        self.last_round, self.drafts, self.lag = round_id, drafts, lag
         self.pending += advance
         self.owed += emits
 

@@ -45,6 +45,11 @@ class Model(Protocol):
 class DraftHead(Protocol):
     """A multi-token-prediction head that reads a model's hidden states."""
 
+    @property
+    def hidden_width(self) -> int:
+        """H: elements of one hidden state."""
+        ...
+
     def forward(self, view: StepView, cache: CachePool, hidden: Tensor) -> Tensor:
         """Hidden states [B, W, H], as the model's own, which `logits` and the head read.
 

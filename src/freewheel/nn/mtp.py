@@ -41,6 +41,10 @@ class MtpLayer:
     final_norm: Norm
     head: TokenHead
 
+    @property
+    def hidden_width(self) -> int:
+        return self.hidden_norm.weight.shape[0]
+
     def forward(self, view: StepView, cache: CachePool, hidden: Tensor) -> Tensor:
         """Hidden states [B, W, H] behind the layer's own final norm.
 

@@ -43,6 +43,10 @@ class StreamMtp:
     final_norm: Norm
     head: TokenHead
 
+    @property
+    def hidden_width(self) -> int:
+        return self.spec.hyper.streams * self.spec.hidden_size
+
     def forward(self, view: StepView, cache: CachePool, hidden: Tensor) -> Tensor:
         """Streams [B, W, N * D], from `hidden` [B, W, N * D] of the view's positions.
 

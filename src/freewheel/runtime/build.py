@@ -106,7 +106,7 @@ def build(
     loaded = _load(config, folder, device, dtype, sizes.row_width, drafter == "mtp", mesh, progress)
     executor = Executor(
         loaded.model if mean is None else ForcedTarget(loaded.model, mean),
-        make_drafter(drafter, loaded.draft_head),
+        make_drafter(drafter, loaded.draft_head, ladder.lag, DTYPES[dtype]),
         loaded.weights,
         groups,
         sizes,
@@ -276,11 +276,13 @@ def check_deterministic(config: EngineConfig, device: str, spec: ModelSpec) -> N
         )
 
 
-def make_drafter(name: str, head: DraftHead | None) -> Drafter:
-    """The drafter that `resolve_drafter` named."""
+def make_drafter(
+    name: str, head: DraftHead | None, lag: int = 0, dtype: torch.dtype = torch.float32
+) -> Drafter:
+    """The drafter that `resolve_drafter` named. `lag`: the ladder's; `dtype`: of hidden states."""
     if name == "none":
         return NoDrafter()
     if name == "lookup":
         return LookupDrafter()
     assert head is not None, "resolve_drafter chose mtp, so the head was loaded"
-    return ChainDrafter(head)
+    return ChainDrafter(head, lag, dtype)

@@ -22,5 +22,5 @@ def read_description(text: str) -> tuple[EngineConfig, ShapeLadder, float | None
     ladder = found["ladder"]
     decode = tuple(StepShape(**shape) for shape in ladder["decode"])
     prefill = tuple((batch, width) for batch, width in ladder["prefill"])
-    rectangles = ShapeLadder(decode, prefill, ladder["depth"])
+    rectangles = ShapeLadder(decode, prefill, ladder["depth"], ladder["lag"])
     return EngineConfig(**found["config"]), rectangles, found["mean"]

@@ -105,6 +105,7 @@ class Executor:
         self.cache = CachePool(self.arena, groups, sizes.pages)
         self.counters = Counters()
         self.sync_log = SyncLog()
+        drafter.open(self.arena, sizes.rows)
         self._round = Round(self.state, self.cache, target, drafter)
         self._graph = graph
         self._run_ahead = run_ahead
@@ -244,7 +245,7 @@ class Executor:
     def _new_letters(self, shape: StepShape) -> tuple[Tensor, Tensor, Tensor]:
         """(inbox, outbox, what goes home) of one shape, static."""
         name = f"letters.{shape.batch}x{shape.width}+{shape.depth}.{shape.extras}"
-        name += f".{shape.tables:d}{shape.guided:d}"
+        name += f".{shape.tables:d}{shape.guided:d}{shape.catches_up:d}"
         words = self._inbox_layout(shape).words
         inbox = self.arena.new(f"{name}.inbox", (words,), torch.int32)
         outbox = self.arena.new(f"{name}.outbox", outbox_shape(shape), torch.int32)

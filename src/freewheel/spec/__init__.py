@@ -42,11 +42,19 @@ from freewheel.spec.plan import (
     page_writes_bound,
 )
 from freewheel.spec.sampling import FinishReason, SamplingParams
-from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, TABLES, ShapeLadder, StepShape
+from freewheel.spec.shape import (
+    MAX_DEPTH,
+    MAX_LAG,
+    MAX_VERIFY_WIDTH,
+    TABLES,
+    ShapeLadder,
+    StepShape,
+)
 from freewheel.spec.transfer import BlockCopy, SlotPlan, Transfer, TransferResult, Way
 
 __all__ = [
     "MAX_DEPTH",
+    "MAX_LAG",
     "MAX_VERIFY_WIDTH",
     "TABLES",
     "Adjustments",

@@ -13,6 +13,10 @@ MAX_DEPTH = 7
 MAX_VERIFY_WIDTH = MAX_DEPTH + 1
 """Rectangles up to this width verify drafts; a wider one only computes prompts."""
 
+MAX_LAG = 15
+"""Positions by which a drafter may stay behind `computed`, where rounds without drafts pass it by:
+it reads them together with the sixteenth."""
+
 
 ADJUSTS, REPORTS, ECHOES = 1, 2, 3
 """Values of `StepShape.extras`. Each includes those below it."""
@@ -28,6 +32,8 @@ class StepShape:
     a shape lacks is not in its graph, so a batch in which nobody asks for it pays nothing.
     `tables`: the round brings a piece of a grammar's table and does nothing else. `guided`: its
     letter brings masks for rows whose grammar the host follows; such a round adjusts.
+    `catches_up`: in a decoding round without drafts, the drafter reads what such rounds before it
+    left for later.
     """
 
     batch: int
@@ -36,6 +42,7 @@ class StepShape:
     extras: int = 0
     tables: bool = False
     guided: bool = False
+    catches_up: bool = False
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.width < 1:
@@ -47,6 +54,8 @@ class StepShape:
             raise ConfigError(f"StepShape: extras must be 0 to {most}, got {self.extras}")
         if self.guided and not self.adjusts:
             raise ConfigError(f"StepShape: a guided round adjusts, got {self}")
+        if self.catches_up and (self.width, self.depth) != (1, 0):
+            raise ConfigError(f"StepShape: a round that catches up decodes plainly, got {self}")
 
     @property
     def adjusts(self) -> bool:
@@ -75,6 +84,11 @@ class StepShape:
         return self.width > MAX_VERIFY_WIDTH
 
     @property
+    def lags(self) -> bool:
+        """A decoding round without drafts: the drafter may leave its position for later."""
+        return self.width == 1 and self.depth == 0 and not self.catches_up
+
+    @property
     def reach(self) -> int:
         """Positions past a row's `computed` that one round may write: the rectangle and drafts."""
         return self.width + self.depth
@@ -92,12 +106,14 @@ class ShapeLadder:
     (batch, width) pairs ordered by width, then batch. `depth` is the draft depth of a prompt's
     round that leaves at least one row ready to decode, and of decoding rounds unless the host
     chooses another. A narrower prompt rectangle than the widest ends the prompts of all its rows
-    (or it would have been wider), so only the widest exists without drafts too.
+    (or it would have been wider), so only the widest exists without drafts too. `lag`: positions
+    that a drafter may leave for later, where some decoding rounds draft and others do not; else 0.
     """
 
     decode: tuple[StepShape, ...]
     prefill: tuple[tuple[int, int], ...]
     depth: int
+    lag: int = 0
 
     @classmethod
     def build(
@@ -120,16 +136,16 @@ class ShapeLadder:
                 f"got {widths[0]}"
             )
         batches = _powers_of_two(max_batch)
+        every = sorted({depth, *depths})
         return cls(
             decode=tuple(
-                StepShape(batch, 1 + drafts, drafts)
-                for drafts in sorted({depth, *depths})
-                for batch in batches
+                StepShape(batch, 1 + drafts, drafts) for drafts in every for batch in batches
             ),
             prefill=tuple(
                 (batch, width) for width in widths for batch in _powers_of_two(prefill_batch)
             ),
             depth=depth,
+            lag=MAX_LAG if len(every) > 1 and every[0] == 0 else 0,
         )
 
     @property
@@ -188,6 +204,7 @@ class ShapeLadder:
         every += [
             replace(s, extras=e) for s in self.decode for e in range(min(extras, REPORTS) + 1)
         ]
+        every += [replace(s, catches_up=True) for s in every if self.lag and s.lags]
         every += [replace(s, guided=True) for s in every if guided and s.adjusts]
         every += [TABLES] if extras else []
         return tuple(sorted(set(every), key=lambda s: (-s.batch * s.width, -s.depth, -s.extras)))
