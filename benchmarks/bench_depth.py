@@ -6,8 +6,8 @@
 The engine that chooses also runs with each depth fixed: the same graphs, the same drafter. "none"
 is an engine without a drafter, which has nothing to keep current. They take turns, piece by piece
 of each trace, so that a machine with other work to do slows all alike.
-Tokens must be the same everywhere. Seconds are the process's own (`time.process_time`), on one
-thread: they do not count what others took from the machine.
+Tokens must be the same everywhere. On a CPU, seconds are the process's own (`time.process_time`),
+on one thread: they do not count what others took from the machine. On CUDA they are the wall's.
 """
 
 from __future__ import annotations
@@ -124,12 +124,13 @@ def run(repeats: int, tokens: int, depths: tuple[int | str, ...]) -> Iterator[di
                     first = first or answers
                     differing += answers != first
                 count += sum(map(len, first or ()))
-        rate = {str(depth): count / seconds for depth, seconds in cpu.items()}
+        timed = wall if chooser.built.resolved.device == "cuda" else cpu
+        rate = {str(depth): count / seconds for depth, seconds in timed.items()}
         fixed = {depth: rate[str(depth)] for depth in depths if isinstance(depth, int)}
         best = max(fixed, key=lambda depth: fixed[depth])
         yield {
             "trace": name, "tokens": count, "differing_pieces": differing, "best_fixed": best,
-            "tokens_per_cpu_second": rate,
+            "rate": rate,
             "tokens_per_second": {str(d): count / seconds for d, seconds in wall.items()},
             "auto_against_best": rate["auto"] / fixed[best],
         }  # fmt: skip
@@ -148,7 +149,7 @@ def main() -> None:
         if args.json:
             print(json.dumps(row), flush=True)
             continue
-        rates = " ".join(f"{row['tokens_per_cpu_second'][str(d)]:6.0f}" for d in depths)
+        rates = " ".join(f"{row['rate'][str(d)]:6.0f}" for d in depths)
         print(
             f"{row['trace']:>14} {rates}   {row['auto_against_best']:.3f} of {row['best_fixed']}"
             + (f"  {row['differing_pieces']} pieces differ" if row["differing_pieces"] else ""),

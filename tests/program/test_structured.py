@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from freewheel import LLM, FinishReason, SamplingParams
+from freewheel import LLM, FinishReason, Output, SamplingParams
 from freewheel.audit import audit
 from freewheel.errors import RequestError
 from freewheel.host import TextStream
@@ -24,6 +24,7 @@ worker = pytest.importorskip("freewheel.structured.worker")
 
 BYTES = [bytes([byte]) for byte in range(256)]
 THINK, END_THINK, EOS = 261, 262, 257
+DEMO_END_THINK = 6
 SMALL = {"type": "object", "properties": {"a": {"enum": [1, 22, True]}}, "required": ["a"]}
 
 
@@ -160,9 +161,17 @@ def mixed(count: int, seed: int, vocabulary: int) -> list[tuple[list[int], Sampl
     return found
 
 
+def answer_of(llm: LLM, output: Output) -> Any:
+    """The JSON of an answer that ended. A random prompt may leave thinking open: it is behind."""
+    ids = output.token_ids
+    begin = ids.index(DEMO_END_THINK) + 1 if DEMO_END_THINK in ids else 0
+    return json.loads(llm.tokenizer.decode(list(ids[begin:-1])))
+
+
 def check_schemas(count: int, seed: int) -> tuple[int, int]:
-    """(answers that ended, schemas): all that ended validate, the same at depths 0 and 3."""
-    ended = 0
+    """(answers that ended, schemas on the device): all that ended validate, the same at depths 0
+    and 3."""
+    ended = on_device = 0
     by_depth: list[list[tuple[int, ...]]] = []
     for depth in (0, 3):
         llm = LLM("demo", speculate=depth, context_len=512, dtype="float64", max_batch=8)
@@ -174,28 +183,30 @@ def check_schemas(count: int, seed: int) -> tuple[int, int]:
                 assert output.metrics.completion_tokens == 30
             elif output.finish_reason is FinishReason.STOP:
                 ended += depth == 3
-                jsonschema.validate(json.loads(output.text), json.loads(params.structure[1]))
+                jsonschema.validate(answer_of(llm, output), json.loads(params.structure[1]))
             else:
                 assert output.finish_reason is FinishReason.LENGTH
+            on_device += depth == 3 and output.metrics.form == "device"
     assert by_depth[0] == by_depth[1]
     plain = LLM("demo", speculate=0, context_len=512, dtype="float64", max_batch=8)
     free = [n for n, (_, params) in enumerate(requests) if params.structure is None]
     alone = plain.generate([requests[n][0] for n in free], [requests[n][1] for n in free])
     assert [output.token_ids for output in alone] == [by_depth[1][n] for n in free]
-    return ended, count
+    return ended, on_device
 
 
 def test_answers_validate_against_their_schemas_and_neighbours_do_not_change() -> None:
-    ended, count = check_schemas(5, seed=1)
-    assert ended >= 0.8 * count
+    ended, on_device = check_schemas(5, seed=1)
+    assert ended >= 4 and on_device == 5
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_answers_to_500_schemas_validate_and_neighbours_do_not_change() -> None:
-    ended, count = check_schemas(500, seed=2)
-    print(f"{count} of {count} schemas ran on the device; {ended} answers ended by themselves")
-    assert ended >= 0.95 * count
+@pytest.mark.parametrize("part", range(10))
+def test_answers_to_500_schemas_validate_and_neighbours_do_not_change(part: int) -> None:
+    ended, on_device = check_schemas(50, seed=20 + part)
+    print(f"{on_device} of 50 schemas ran on the device; {ended} answers ended by themselves")
+    assert ended >= 45 and on_device >= 40
 
 
 @pytest.mark.parametrize("right", [0, 1, 3])

@@ -12,11 +12,15 @@ from freewheel import LLM
 from tests.server.running import Running
 
 
+OPTIONS = ("--dtype", "float64", "--max-batch", "8", "--guard", "--queue-seconds", "600")
+"""On a machine with other work to do, many streams wait longer than a minute."""
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """One for all tests that leave it as it was. float64: company never changes a token."""
     log = tmp_path_factory.mktemp("server") / "log"
-    with Running(log, "--dtype", "float64", "--max-batch", "8", "--guard") as running:
+    with Running(log, *OPTIONS) as running:
         running.wait_until_ready()
         yield running
 

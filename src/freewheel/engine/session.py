@@ -126,8 +126,8 @@ class Session:
         if self._executor.in_flight:
             asked = time.perf_counter()
             letter = self._executor.collect()
-            arrived = time.perf_counter()
-            for update in self._scheduler.collect(letter, arrived):
+            arrived, spent = time.perf_counter(), self._executor.clock()
+            for update in self._scheduler.collect(letter, arrived, spent):
                 self._live[update.request.id].chunks.append(self._deliver(update))
             self.timeline.read(letter, asked, arrived, time.perf_counter())
         elif plan is None:

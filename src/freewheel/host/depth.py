@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from freewheel.spec import MAX_DEPTH, StepShape
 
 KEPT_TIMES = 15
 """Latest times of a shape that count."""
 
-PROBE_SHARE = 0.01
+PROBE_SHARE = 0.005
 """Of all rounds, what trying other depths may cost."""
 
-PROBE_CREDIT = 2.0
+PROBE_CREDIT = 1.0
 """Rounds that may be lost to trying before any were saved up."""
 
 STALE = 400
@@ -82,6 +81,28 @@ class _Load:
     left: int = 0
 
 
+LIKE = 0.8
+"""How much what is known of a request's first drafts says of its next ones, in powers of odds."""
+
+GUESSED = 4.0
+"""Rounds that weigh as much as what a depth's time without rows says of its time."""
+
+
+def usual(times: Iterable[float]) -> float:
+    """A third of the rounds took less: what disturbs a round only ever makes it longer."""
+    ordered = sorted(times)
+    return ordered[len(ordered) // 3]
+
+
+def _odds(probability: float) -> float:
+    bounded = min(max(probability, 0.02), 0.99)
+    return bounded / (1 - bounded)
+
+
+def _probability(odds: float) -> float:
+    return odds / (1 + odds)
+
+
 class DepthPolicy:
     """Chooses among `depths`, ascending. Pure: the same calls, the same choices.
 
@@ -96,7 +117,7 @@ class DepthPolicy:
         self.depths = tuple(depths)
         self._start = start
         self._probe_rounds = settle + 4
-        self._all = Acceptance(0.998)
+        self._all = Acceptance(0.98)
         self._rows: dict[str, Acceptance] = {}
         self._known: dict[StepShape, _Known] = {}
         self._loads: dict[StepShape, _Load] = {}
@@ -115,7 +136,7 @@ class DepthPolicy:
         if now.trying is None:
             self._decide(load, now, rows, others)
         depth = now.depth if now.trying is None else now.trying
-        if depth < self._start and 2 * sum(map(self._new, rows)) > len(rows) + others:
+        if depth == 0 and 2 * sum(map(self._new, rows)) > len(rows) + others:
             longer = self._seconds(load, self._start) / self._seconds(load, now.depth)
             loss = longer * (1 - now.share)
             if loss <= now.credit:
@@ -172,40 +193,57 @@ class DepthPolicy:
         known = self._of(load, depth)
         if depth == now.depth:
             return False
-        if now.rounds - known.last > STALE and known.last >= 0:
-            return share > NEAR or depth == min(d for d in self.depths if d > 0)
-        return not known.times and share > NEAR
+        if not known.times and known.empty is None:
+            return share > NEAR
+        # Shallower drafts are seen all the time.
+        return (
+            depth > now.depth
+            and now.rounds - max(known.last, 0) > STALE
+            and (share > NEAR or depth == min(d for d in self.depths if d > 0))
+        )
 
     def _tokens(self, row: str) -> list[float]:
         """Tokens that a round decides of one request, for each depth from 0 on."""
         own, everyone = self._rows.get(row), self._all
-        tokens, right, rate = [1.0], 1.0, 0.8
+        tokens, right, rate, better = [1.0], 1.0, 0.8, 1.0
         for place in range(1, MAX_DEPTH + 1):
             if everyone.trials[place] > 0:
                 rate = (everyone.hits[place] + rate) / (everyone.trials[place] + 1)
-            mine = rate
+            mine = _probability(_odds(rate) * better)
             if own is not None:
-                mine = (own.hits[place] + TRUST * rate) / (own.trials[place] + TRUST)
+                mine = (own.hits[place] + TRUST * mine) / (own.trials[place] + TRUST)
+                better = (_odds(mine) / _odds(rate)) ** LIKE
             right *= mine
             tokens.append(tokens[-1] + right)
         return tokens
 
     def _seconds(self, load: StepShape, depth: int) -> float:
         """What a round of this depth takes: as measured, or between and beyond what was."""
-        times = {d: median(k.times) for d in self.depths if (k := self._of(load, d)).times}
+        times = {d: usual(k.times) for d in self.depths if (k := self._of(load, d)).times}
+        guess = self._guess(load, depth, times)
+        if guess is not None:
+            count = len(self._of(load, depth).times)
+            return (count * times.get(depth, 0.0) + GUESSED * guess) / (count + GUESSED)
         if depth in times:
             return times[depth]
         if not times:
             return self._of(load, depth).empty or 1 + SLOPE * depth
         near = sorted(times, key=lambda d: abs(d - depth))[:2]
-        known, wanted = self._of(load, near[0]).empty, self._of(load, depth).empty
-        if known and wanted:
-            return times[near[0]] * wanted / known
         if len(near) == 1:
             return times[near[0]] * (1 + SLOPE * depth) / (1 + SLOPE * near[0])
         low, high = sorted(near)
         slope = max((times[high] - times[low]) / (high - low), 0.0)
         return max(times[low] + slope * (depth - low), 0.5 * min(times.values()))
+
+    def _guess(self, load: StepShape, depth: int, times: dict[int, float]) -> float | None:
+        """Its time without rows, by as much longer as rounds of other depths are than theirs."""
+        wanted, known = self._of(load, depth).empty, {d: self._of(load, d) for d in times}
+        longer = [
+            (len(of.times), times[d] / of.empty) for d, of in known.items() if of.empty is not None
+        ]
+        if wanted is None or not longer:
+            return None
+        return wanted * sum(n * ratio for n, ratio in longer) / sum(n for n, _ in longer)
 
     def _new(self, row: str) -> bool:
         own = self._rows.get(row)

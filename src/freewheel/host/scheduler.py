@@ -296,13 +296,16 @@ class Scheduler:
         if stuck and all(r.guide is None for r in self._live.values()):
             raise FreewheelError("requests are live and nothing is in flight, but no row can run")
 
-    def collect(self, result: StepResult, now: float | None = None) -> list[Update]:
-        """Read the letter of the oldest round in flight. `now`: the time, for statistics.
+    def collect(
+        self, result: StepResult, now: float | None = None, spent: float | None = None
+    ) -> list[Update]:
+        """Read the letter of the oldest round in flight. `now`: the time, for statistics; `spent`:
+        on the clock by which rounds are timed, if it is another.
 
         Rows without new tokens, and tenancies that have ended since the launch, give no update.
         Raises FreewheelError if this letter is not the one that is due.
         """
-        seats = self._due(result, now)
+        seats = self._due(result, now if spent is None else spent)
         self._just_ended = {}
         updates: list[Update] = []
         for seat, row in zip(seats, result.rows, strict=True):
