@@ -17,7 +17,7 @@ from rich.console import Console
 
 from freewheel import LLM, Chunk, Piece
 from freewheel.audit import AuditReport, ProfilerCounts
-from freewheel.chat import Prompt
+from freewheel.chat import Ask, Prompt
 from freewheel.cli import audit, chat, generate, main, terminal
 from freewheel.cli.chat import _said, _thought_pieces
 from freewheel.config import find_model
@@ -494,3 +494,19 @@ def test_an_interrupt_while_libraries_load_leaves_no_traceback(tmp_path: Path) -
         check=False,
     )
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, b"", b"")
+
+
+def test_chat_thinks_as_much_as_it_is_told(freewheel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Ask] = []
+    monkeypatch.setattr(chat, "_encoding", lambda _: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(chat, "open_llm", lambda **_: None)
+    monkeypatch.setattr(chat, "_converse", lambda *told: asked.append(told[4]))
+    for arguments, want in (
+        ([], Ask(thinking=False)),
+        (["--thinking"], Ask(thinking=True)),
+        (["--effort", "max"], Ask(thinking=True, effort="max")),
+    ):
+        asked.clear()
+        assert freewheel("chat", "demo", *arguments, stdin="").code == 0
+        assert asked == [want]
+    assert freewheel("chat", "demo", "--effort", "huge", stdin="").code == 2

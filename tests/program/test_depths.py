@@ -60,7 +60,7 @@ class LaggingEngine(PoisonedEngine):
         self.longest = max(self.longest, int(lens.max()))
         state = self.llm.executor.state
         rows = [r for r in self.live_rows() if int(state.computed_lens[r]) and not int(lens[r])]
-        if rows and self.rng.random() < 0.3:
+        if rows and self.rng.random() < 0.6:
             self.check(self.rng.choice(rows))
 
 
@@ -150,7 +150,7 @@ def test_what_the_drafter_left_for_later_it_reads_as_if_at_once(
     longer = [[*prompt, *tokens, 7] for prompt, tokens in zip(requests, want, strict=True)]
     again = llm.generate(longer, replace(params[0], max_tokens=20))
     assert sum(output.metrics.cached_tokens for output in again) > 0
-    assert watched.checked >= 5
+    assert watched.checked >= 4
     assert watched.longest == MAX_LAG
     assert {shape.catches_up for shape in llm.executor._lanes} == {False, True}
 

@@ -340,3 +340,15 @@ def test_what_cannot_be_followed_is_refused_by_name(
 @pytest.fixture(scope="module")
 def t32(folders: dict[str, Path]) -> LLM:
     return engine(folders["t32"], speculate=3)
+
+
+def test_what_is_made_at_the_start_serves_forms_that_the_host_follows(
+    folders: dict[str, Path],
+) -> None:
+    llm = engine(folders["t32"], speculate=1, max_batch=2, prefill_batch=1)
+    llm.capture(extras=3, guided=True)
+    for scores in (None, 2):
+        params = SamplingParams(json_object=True, seed=1, max_tokens=12, logprobs=scores)
+        outputs = llm.generate([[1, 2], [3]], [params, SamplingParams(max_tokens=4)])
+        assert outputs[0].metrics.form == "host"
+    assert llm.executor.counters.late_captures == 0

@@ -11,7 +11,6 @@ import pytest
 from freewheel import LLM
 from tests.server.running import Running
 
-
 OPTIONS = ("--dtype", "float64", "--max-batch", "8", "--guard", "--queue-seconds", "600")
 """On a machine with other work to do, many streams wait longer than a minute."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.running import Running
+from tests.server.running import Running, wait_for
 
 SCHEMA: Any = {
     "type": "object",
@@ -168,3 +168,18 @@ def test_a_form_that_takes_too_long_is_refused_and_nothing_else(log: Path) -> No
         assert found.status_code == 200
         assert found.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert running.http.get("/ready").json()["restarts"] == 0
+
+
+def test_the_metrics_say_where_forms_are_kept(server: Running) -> None:
+    def counts() -> list[float]:
+        lines = server.http.get("/metrics").text.splitlines()
+        start = "freewheel:structured_requests_total{"
+        found = {line.split('form="')[1]: line for line in lines if line.startswith(start)}
+        return [float(found[key].split()[-1]) for key in sorted(found)]
+
+    before = counts()
+    forms: Any = ({"choice": ["a", "b"]}, {"choice": ["c"]}, {"json_object": True})
+    for form in forms:
+        server.post("/v1/completions", **PROMPT, structured_outputs=form)
+    server.wait_until_idle()
+    wait_for("counted", lambda: counts() == [before[0] + 2, before[1] + 1])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from freewheel.chat import NO_THINK, Ask, Chat, Message, Prompt, open_chat
+from freewheel.chat import NO_THINK, Ask, Chat, Effort, Message, Prompt, open_chat
 from freewheel.cli import options as o
 from freewheel.cli.generate import answer_object, summary
 from freewheel.cli.later import Later
@@ -36,6 +36,12 @@ def chat(
     model: o.Model,
     system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
     thinking: Annotated[bool, typer.Option("--thinking", help="Let it think first.")] = False,
+    effort: Annotated[
+        Effort | None,
+        typer.Option(
+            help="How much it thinks, which it then does; a model that knows one effort takes any."
+        ),
+    ] = None,
     max_tokens: o.MaxTokens = 256,
     temperature: o.Temperature = 0.6,
     top_k: o.TopK = 0,
@@ -88,7 +94,8 @@ def chat(
     try:
         llm = open_llm(**asdict(options))
         turns = [Message("system", system)] if system else []
-        _converse(llm, encoding, turns, params, thinking, json)
+        ask = Ask(thinking=thinking or effort is not None, effort=effort)
+        _converse(llm, encoding, turns, params, ask, json)
     finally:
         encoding.close()
 
@@ -98,12 +105,12 @@ def _converse(
     encoding: Chat,
     turns: list[Message],
     params: SamplingParams,
-    thinking: bool,
+    ask: Ask,
     json: bool,
 ) -> None:
     for line in _questions():
         asked = [*turns, Message("user", line)]
-        prompt = encoding.prompt(asked, Ask(thinking=thinking))
+        prompt = encoding.prompt(asked, ask)
         if len(prompt.ids) >= llm.context_len:
             _refuse(len(prompt.ids), llm.context_len, json)
             continue

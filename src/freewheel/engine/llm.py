@@ -62,15 +62,18 @@ class LLM:
         """Tokens that prompt and answer may have together."""
         return self.built.sizes.row_width
 
-    def shapes(self, prompt: Prompt | None = None, extras: int = 0) -> tuple[StepShape, ...]:
+    def shapes(
+        self, prompt: Prompt | None = None, extras: int = 0, *, guided: bool = False
+    ) -> tuple[StepShape, ...]:
         """Every rectangle, or those that a request of `prompt` alone runs through; largest first.
 
         `extras`: also rounds that do more than choose, up to so much (0 to 3, see
-        `StepShape.extras`). Raises RequestError if the prompt is neither text nor ids.
+        `StepShape.extras`). `guided`: of these also those whose letters bring masks, where no
+        prompt is given. Raises RequestError if the prompt is neither text nor ids.
         """
         ladder = self.built.ladder
         if prompt is None:
-            return ladder.shapes(extras)
+            return ladder.shapes(extras, guided)
         alone = ladder.shapes_of_one(len(self._request(prompt, SamplingParams(), "").prompt))
         return tuple(s for s in ladder.shapes(extras) if replace(s, extras=0) in alone)
 
@@ -80,13 +83,14 @@ class LLM:
         extras: int = 0,
         *,
         prompt: Prompt | None = None,
+        guided: bool = False,
     ) -> None:
         """Make every graph now, rather than each when it is first needed.
 
-        `extras` and `prompt`: those that `shapes` names; others are made when a request first asks
-        for them. Raises what `shapes` raises.
+        `extras`, `prompt` and `guided`: those that `shapes` names; others are made when a request
+        first asks for them. Raises what `shapes` raises.
         """
-        shapes = self.shapes(prompt, extras)
+        shapes = self.shapes(prompt, extras, guided=guided)
         self.executor.capture(shapes, progress)
         if self._policy is not None:
             for shape in shapes:

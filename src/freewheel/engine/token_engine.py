@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,8 @@ class Load:
     preemptions: int
     tiers: TierLoad | None = None
     """None where there are none."""
+    device_forms: int = 0
+    host_forms: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class TokenEngine:
         self._session = llm._session
         self._guests: dict[str, _Guest] = {}
         self._preemptions = 0
+        self._forms: Counter[str] = Counter()  # requests of a stated form, by who holds them to it
 
     @property
     def busy(self) -> bool:
@@ -138,6 +142,8 @@ class TokenEngine:
             raise RequestError("id", f"{request_id!r} is in use by a live request")
         request = self._llm._request(list(prompt), params, cache_salt, form, priority, tenant)
         live = self._session.add(request, TextStream(_no_text))
+        if request.form is not None:
+            self._forms[request.form] += 1
         self._guests[request_id] = _Guest(request_id, live, time.perf_counter())
 
     def form_of(self, params: SamplingParams) -> Form | None:
@@ -199,6 +205,8 @@ class TokenEngine:
             late_captures=counters.late_captures,
             host_reads=len(self._llm.executor.sync_log.reads) if guard else None,
             preemptions=self._preemptions + live,
+            device_forms=self._forms["device"],
+            host_forms=self._forms["host"],
             tiers=self._tiers(),
         )
 

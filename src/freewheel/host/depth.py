@@ -35,10 +35,14 @@ SLOPE = 0.15
 """Of a round's time without drafts: what each draft adds, before anything was measured."""
 
 
+EVERY = 4
+"""Rounds between two judgements of a load whose requests stay: judging takes longer than a small
+model's round on a fast device."""
+
 NEW = 2
 """Verified rounds of a request before its own acceptance says much."""
 
-TRUST = 4.0
+TRUST = 6.0
 """Trials of all requests that weigh as much as so many of a request's own."""
 
 
@@ -70,8 +74,8 @@ class _Known:
 
 @dataclass
 class _Load:
-    """Rounds that differ in depth alone: the depth in use, what may be tried, and what the depth to
-    begin with is worth by that in use."""
+    """Rounds that differ in depth alone: the depth in use, what may be tried, what the depth to
+    begin with is worth by that in use, and the requests that ran `since` rounds ago, and since."""
 
     depth: int
     rounds: int = 0
@@ -79,6 +83,8 @@ class _Load:
     share: float = 1.0
     trying: int | None = None
     left: int = 0
+    rows: tuple[str, ...] = ()
+    since: int = 0
 
 
 LIKE = 0.8
@@ -117,9 +123,10 @@ class DepthPolicy:
         self.depths = tuple(depths)
         self._start = start
         self._probe_rounds = settle + 4
-        self._all = Acceptance(0.98)
+        self._all = Acceptance(0.985)
         self._rows: dict[str, Acceptance] = {}
         self._known: dict[StepShape, _Known] = {}
+        self._by_depth: dict[tuple[StepShape, int], _Known] = {}  # the same, by load and depth
         self._loads: dict[StepShape, _Load] = {}
 
     def choose(self, load: StepShape, rows: Sequence[str], others: int = 0) -> int:
@@ -133,16 +140,22 @@ class DepthPolicy:
             now.left -= 1
             if not now.left:
                 now.trying = None
-        if now.trying is None:
+        now.since += 1
+        if now.rows != (here := tuple(rows)):
+            now.rows, now.since = here, 0
+        judged = now.since < EVERY or now.since % EVERY == 0
+        if judged and now.trying is None:
             self._decide(load, now, rows, others)
         depth = now.depth if now.trying is None else now.trying
-        if depth == 0 and 2 * sum(map(self._new, rows)) > len(rows) + others:
+        new = depth == 0 and now.since < EVERY
+        if new and 2 * sum(map(self._new, rows)) > len(rows) + others:
             longer = self._seconds(load, self._start) / self._seconds(load, now.depth)
             loss = longer * (1 - now.share)
             if loss <= now.credit:
                 now.credit -= max(loss, 0.0)
                 depth = self._start
-        self._of(load, depth).last = now.rounds
+        if judged:
+            self._of(load, depth).last = now.rounds
         return depth
 
     def count(self, row: str, offered: int, agreed: int) -> None:
@@ -153,8 +166,10 @@ class DepthPolicy:
 
     def took(self, shape: StepShape, seconds: float) -> None:
         """What a round of `shape` took, among others like it."""
-        load = replace(shape, width=1, depth=0)
-        self._of(load, shape.depth).times.append(seconds)
+        known = self._known.get(shape)
+        if known is None:
+            known = self._known[shape] = _Known()
+        known.times.append(seconds)
 
     def took_empty(self, shape: StepShape, seconds: float) -> None:
         """What a round of `shape` took in which every row was padding: a first guess."""
@@ -171,18 +186,21 @@ class DepthPolicy:
     def _decide(self, load: StepShape, now: _Load, rows: Sequence[str], others: int) -> None:
         gains = [self._tokens(row) for row in rows]
         tokens = {depth: others + sum(gain[depth] for gain in gains) for depth in self.depths}
-        worth = {depth: tokens[depth] / self._seconds(load, depth) for depth in self.depths}
+        times = self._times(load)
+        spent = {depth: self._seconds(load, depth, times) for depth in self.depths}
+        worth = {depth: tokens[depth] / spent[depth] for depth in self.depths}
         best = max(self.depths, key=lambda depth: worth[depth])
         if worth[best] > MARGIN * worth[now.depth]:
             now.depth = best
-        now.credit = min(now.credit + PROBE_SHARE, 2 * PROBE_CREDIT)
+        rounds = 1 if now.since < EVERY else EVERY
+        now.credit = min(now.credit + PROBE_SHARE * rounds, 2 * PROBE_CREDIT)
         share = {depth: worth[depth] / worth[now.depth] for depth in self.depths}
         now.share = share[self._start]
         doubted = [d for d in self.depths if self._doubted(load, now, d, share[d])]
         if not doubted or not self._of(load, now.depth).times:
             return
         tried = max(doubted, key=lambda depth: worth[depth])
-        longer = self._seconds(load, tried) / self._seconds(load, now.depth)
+        longer = spent[tried] / spent[now.depth]
         loss = self._probe_rounds * longer * max(1 - share[tried], 0.02)
         if loss <= now.credit:
             now.credit -= loss
@@ -217,9 +235,13 @@ class DepthPolicy:
             tokens.append(tokens[-1] + right)
         return tokens
 
-    def _seconds(self, load: StepShape, depth: int) -> float:
+    def _times(self, load: StepShape) -> dict[int, float]:
+        """Of each depth that was timed, what a round takes."""
+        return {d: usual(k.times) for d in self.depths if (k := self._of(load, d)).times}
+
+    def _seconds(self, load: StepShape, depth: int, times: dict[int, float] | None = None) -> float:
         """What a round of this depth takes: as measured, or between and beyond what was."""
-        times = {d: usual(k.times) for d in self.depths if (k := self._of(load, d)).times}
+        times = self._times(load) if times is None else times
         guess = self._guess(load, depth, times)
         if guess is not None:
             count = len(self._of(load, depth).times)
@@ -250,8 +272,12 @@ class DepthPolicy:
         return own is None or own.rounds < NEW
 
     def _of(self, load: StepShape, depth: int) -> _Known:
-        shape = replace(load, width=1 + depth, depth=depth)
-        return self._known.setdefault(shape, _Known())
+        found = self._by_depth.get((load, depth))
+        if found is None:
+            shape = replace(load, width=1 + depth, depth=depth)
+            found = self._known.setdefault(shape, _Known())
+            self._by_depth[load, depth] = found
+        return found
 
 
 class Pace:

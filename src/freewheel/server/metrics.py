@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from freewheel.engine import PoolLoad, TierLoad
+from freewheel.engine import Load, PoolLoad, TierLoad
 from freewheel.server.tickets import Ticket
 from freewheel.server.wire import Step
 from freewheel.spec import FinishReason
@@ -171,6 +171,7 @@ class EngineCollector(Collector):
         yield self._counter(
             "late_compiles", "Graphs made while requests waited", load.late_captures
         )
+        yield self._forms(load)
         if load.host_reads is not None:
             yield self._counter("host_reads", "Device values read in a round", load.host_reads)
         yield self._pages(load.pages)
@@ -188,6 +189,16 @@ class EngineCollector(Collector):
         yield family
         yield self._counter("host_cache_bytes_out", "Bytes copied there", tiers.bytes_out)
         yield self._counter("host_cache_bytes_in", "Bytes copied back", tiers.bytes_in)
+
+    def _forms(self, load: Load) -> Metric:
+        family = CounterMetricFamily(
+            f"{self._prefix}:structured_requests",
+            "Requests of a stated form, by where they are held to it",
+            labels=["model_name", "form"],
+        )
+        family.add_metric([self._model, "device"], load.device_forms)
+        family.add_metric([self._model, "host"], load.host_forms)
+        return family
 
     def _pages(self, pools: tuple[PoolLoad, ...]) -> Metric:
         family = GaugeMetricFamily(

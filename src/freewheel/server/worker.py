@@ -27,6 +27,7 @@ from freewheel.errors import FreewheelError, RequestError
 from freewheel.server import wire as m
 from freewheel.spec import Form
 from freewheel.spec.shape import ECHOES
+from freewheel.structured import can_follow
 
 HEARTBEAT_SECONDS = 1.0
 COMPILING_SECONDS = 0.01
@@ -54,7 +55,10 @@ class Worker:
         llm = LLM(options.pop("model"), progress=self._loading, **options)
         engine, resolved = TokenEngine(llm), llm.built.resolved
         # A CUDA graph takes a second, and everybody would wait for it; a tape a tenth of that.
-        llm.capture(extras=ECHOES if resolved.graph == "cuda" else 0)
+        if resolved.graph == "cuda":
+            llm.capture(extras=ECHOES, guided=can_follow())
+        else:
+            llm.capture()
         ready = m.Ready(
             context_len=llm.context_len,
             depth=config.depth,

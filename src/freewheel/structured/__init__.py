@@ -11,7 +11,7 @@ numpy, outlines_core and llguidance (the extra `structured`).
 from __future__ import annotations
 
 from freewheel.structured.compiler import Compiler, Wish
-from freewheel.structured.guides import GuideDesk, HostGuide
+from freewheel.structured.guides import GuideDesk, HostGuide, can_follow
 from freewheel.structured.tools import (
     DSML_V4,
     DSML_V32,
@@ -35,5 +35,6 @@ __all__ = [
     "ToolFormat",
     "ToolGrammar",
     "Wish",
+    "can_follow",
     "tool_grammar",
 ]

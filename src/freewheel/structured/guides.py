@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import queue
 import threading
@@ -12,6 +13,11 @@ from typing import Any
 
 from freewheel.errors import StartError
 from freewheel.structured.process import WorkerProcess
+
+
+def can_follow() -> bool:
+    """Whether what follows grammars is installed, so that such requests may come."""
+    return importlib.util.find_spec("llguidance") is not None
 
 
 class GuideDesk:
