@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,8 +12,6 @@ from torch import Tensor
 from freewheel import ops
 from freewheel.errors import ConfigError
 from freewheel.graph import TapeGraph, no_host_sync, trace_on_meta
-from freewheel.runtime.parallel import channel
-from freewheel.spec.shape import ECHOES, ShapeLadder
 from tests.parallel.threads import on_ranks
 
 
@@ -157,24 +152,3 @@ def test_fakes_give_the_shapes_of_the_ops() -> None:
     gathered, rows, ids, weights = trace_on_meta(made)
     assert (gathered.shape, rows.shape) == ((2, 3, 40), (2, 3, 5))
     assert (ids.shape, ids.dtype, weights.dtype) == ((2, 3), torch.int32, torch.float32)
-
-
-def test_an_order_arrives_with_every_part_of_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that took another shape's letter would read it wrongly."""
-    sent: list[Tensor] = []
-
-    def broadcast(tensor: Tensor, *_: object, **__: object) -> None:
-        if sent:
-            tensor.copy_(sent.pop())
-        else:
-            sent.append(tensor.clone())
-
-    monkeypatch.setattr(channel.dist, "broadcast", broadcast)
-    groups: Any = SimpleNamespace(rank=0, ranks=2, world=None, control=None)
-    told, heard = (channel.Channel(groups, lambda: "") for _ in range(2))
-    ladder = ShapeLadder.build(4, 3, (64,), 2, (0, 1, 3))
-    shapes = ladder.shapes(ECHOES, guided=True)
-    assert any(s.guided for s in shapes) and any(s.catches_up for s in shapes)
-    for shape in shapes:
-        told.tell(channel.Order(channel.Task.ROUND, 3, 17, shape))
-        assert heard.hear() == channel.Order(channel.Task.ROUND, 3, 17, shape)

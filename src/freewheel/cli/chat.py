@@ -31,17 +31,19 @@ if TYPE_CHECKING:
 else:
     engine = Later("freewheel.engine")
 
+System = Annotated[str | None, typer.Option(help="What the model is told first.")]
+Thinking = Annotated[bool, typer.Option("--thinking", help="Let it think first.")]
+HowMuch = Annotated[
+    Effort | None,
+    typer.Option(help="How much it thinks, which it then does. A model of one effort takes any."),
+]
+
 
 def chat(
     model: o.Model,
-    system: Annotated[str | None, typer.Option(help="What the model is told first.")] = None,
-    thinking: Annotated[bool, typer.Option("--thinking", help="Let it think first.")] = False,
-    effort: Annotated[
-        Effort | None,
-        typer.Option(
-            help="How much it thinks, which it then does; a model that knows one effort takes any."
-        ),
-    ] = None,
+    system: System = None,
+    thinking: Thinking = False,
+    effort: HowMuch = None,
     max_tokens: o.MaxTokens = 256,
     temperature: o.Temperature = 0.6,
     top_k: o.TopK = 0,
