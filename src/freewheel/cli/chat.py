@@ -96,8 +96,7 @@ def chat(
     try:
         llm = open_llm(**asdict(options))
         turns = [Message("system", system)] if system else []
-        ask = Ask(thinking=thinking or effort is not None, effort=effort)
-        _converse(llm, encoding, turns, params, ask, json)
+        _converse(llm, encoding, turns, params, Ask(thinking or effort is not None, effort), json)
     finally:
         encoding.close()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from freewheel.errors import FreewheelError
@@ -35,7 +36,8 @@ class Tenancy:
     may advance it. `owed`: rounds in flight which emit at least one token each, unless the row
     has finished. `last_round`: the last round launched with this row; -1 before the first.
     `drafts`: the depth of that round. `lag`: the most positions that the drafter has not read once
-    all rounds launched have run: the latest ones.
+    all rounds launched have run: the latest ones. `lags`: the same behind each round in flight;
+    `told_lag`: as of the last letter.
     """
 
     row: int
@@ -49,6 +51,8 @@ class Tenancy:
     last_round: int = -1
     drafts: int = 0
     lag: int = 0
+    lags: deque[int] = field(default_factory=deque[int])
+    told_lag: int = 0
     published: int = 0
     open: bool = True
 
@@ -69,15 +73,15 @@ class Tenancy:
 
     @property
     def whole(self) -> int:
-        """Tokens whose every cache row, the drafter's included, is stored once all rounds that were
-        launched have run."""
-        return max(0, self.lower - self.lag)
+        """Tokens whose every cache row, the drafter's included, is stored for certain."""
+        return max(0, self.lower - self.told_lag)
 
     def launch(
         self, round_id: int, advance: int, emits: bool, drafts: int = 0, lag: int = 0
     ) -> None:
         """A round of depth `drafts` that advances it by at most `advance` tokens is on its way."""
         self.last_round, self.drafts, self.lag = round_id, drafts, lag
+        self.lags.append(lag)
         self.pending += advance
         self.owed += emits
 
@@ -88,6 +92,6 @@ class Tenancy:
                 f"row {self.row} reports {computed} computed tokens; expected {self.lower} to "
                 f"{self.lower + advance}"
             )
-        self.lower = computed
+        self.lower, self.told_lag = computed, self.lags.popleft()
         self.pending -= advance
         self.owed -= emits
