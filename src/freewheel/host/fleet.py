@@ -117,10 +117,12 @@ class Fleet:
             copy.check_stuck()
         return None
 
-    def collect(self, result: StepResult, now: float | None = None) -> list[Update]:
+    def collect(
+        self, result: StepResult, now: float | None = None, spent: float | None = None
+    ) -> list[Update]:
         """As `Scheduler.collect`, for every copy."""
         pairs = zip(self.copies, result.each, strict=True)
-        return self._ended([one for copy, own in pairs for one in copy.collect(own, now)])
+        return self._ended([one for copy, own in pairs for one in copy.collect(own, now, spent)])
 
     def _ended(self, updates: list[Update]) -> list[Update]:
         for update in updates:
