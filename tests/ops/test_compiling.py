@@ -72,10 +72,7 @@ def card(tmp_path: Path) -> Iterator[Card]:
 def test_a_rehearsed_round_finds_every_kernel_loaded(card: Card) -> None:
     llm = LLM("demo", max_batch=1, prefill_batch=1, device="cpu", graph="eager", dtype="bfloat16")
     shape = llm.shapes("Emma was")[-1]
-
-    def one_round() -> None:
-        llm.executor._round.advance(shape, *llm.executor._letters[shape])
-
+    one_round = llm.executor._advance(shape)
     found = rehearse([one_round], "cuda")
     assert found > 20
     assert card.launches == 0

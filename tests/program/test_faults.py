@@ -190,7 +190,7 @@ def test_a_fault_ends_what_it_must_and_the_engine_goes_on(
 ) -> None:
     pytest.importorskip("llguidance")
     fault = FAULTS[name]
-    prefix = llm._session.scheduler.roster.reservations.prefix
+    prefix = llm._session.scheduler.copies[0].roster.reservations.prefix
     assert prefix is not None
     prefix.clear()  # the pages that are struck are the row's own
     case = Case(llm, add(llm, PROMPT, fault.params), add(llm, OTHER, FREE))
@@ -213,7 +213,7 @@ def test_a_fault_ends_what_it_must_and_the_engine_goes_on(
     assert time.monotonic() - begun < fault.seconds
     if fault.params is NESTED:
         assert llm.generate([PROMPT], NESTED)[0].token_ids == want[id(NESTED)]
-    for pool in llm._session.scheduler.roster.reservations.pools:
+    for pool in llm._session.scheduler.copies[0].roster.reservations.pools:
         assert pool.free + pool.cached == pool.total
 
 

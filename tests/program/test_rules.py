@@ -138,7 +138,7 @@ def test_pools_are_whole_again_after_every_kind_of_ending(folders: dict[str, Pat
         next(stream)
         stream.close()
         answers(llm, prompts(seed, 4, 20), params)
-        reservations = llm._session._scheduler.roster.reservations
+        reservations = llm._session._scheduler.copies[0].roster.reservations
         reservations.check()
         for pool in (reservations.rows, *reservations.pools):
             assert (pool.owned, pool.quarantined) == (0, 0)

@@ -59,7 +59,7 @@ class Schedule:
             self.llm._session.step()
             self.check_pages()
         self.llm._session.close([])
-        for pool in self.llm._session.scheduler.roster.reservations.pools:
+        for pool in self.llm._session.scheduler.copies[0].roster.reservations.pools:
             assert pool.free + pool.cached == pool.total
 
     def arrive(self) -> None:
@@ -90,7 +90,7 @@ class Schedule:
 
     def check_pages(self) -> None:
         """Every page is counted once, and has the owners that it says."""
-        roster = self.llm._session.scheduler.roster
+        roster = self.llm._session.scheduler.copies[0].roster
         roster.reservations.check()
         for group, pool in enumerate(roster.reservations.pools):
             held = {page for request in roster.running for page in request.pages[group]}
@@ -167,7 +167,7 @@ def storm(llm: LLM, cold: LLM, doomed: int, stays: int) -> None:
     while session.busy:
         session.step()
     session.close([])
-    for pool in session.scheduler.roster.reservations.pools:
+    for pool in session.scheduler.copies[0].roster.reservations.pools:
         assert (pool.owned, pool.quarantined) == (0, 0)
     for one in everyone[doomed:]:
         (alone,) = cold.generate([list(one.request.prompt)], params)

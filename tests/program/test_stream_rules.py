@@ -183,7 +183,7 @@ def test_pools_are_whole_again_and_windows_hold_no_more_than_they_promise(
     folders: dict[str, Path],
 ) -> None:
     llm = engine(folders["t4"], max_batch=2)
-    reservations = llm._session._scheduler.roster.reservations
+    reservations = llm._session._scheduler.copies[0].roster.reservations
     held: list[int] = []
     launch = llm.executor.launch
 

@@ -37,7 +37,7 @@ def llm(folder: Path) -> Iterator[LLM]:
     yield made
     gc.collect()
     assert answers(made, REQUESTS[:1], SAMPLED)  # it still runs
-    reservations = made._session._scheduler.roster.reservations
+    reservations = made._session._scheduler.copies[0].roster.reservations
     reservations.check()
     for pool in (reservations.rows, *reservations.pools):
         assert (pool.owned, pool.quarantined) == (0, 0)

@@ -295,7 +295,7 @@ def test_grammars_take_turns_where_there_is_room_for_one(folders: dict[str, Path
 
 def test_a_table_may_come_in_pieces(folders: dict[str, Path]) -> None:
     llm = engine(folders["t32"], speculate=3)
-    llm._session._scheduler.roster.shelf._piece = 100
+    llm._session._scheduler.copies[0].roster.shelf._piece = 100
     output = llm.generate([[1]], SamplingParams(regex="(abcd|xyz){5}[0-9]{4}", seed=2))[0]
     assert re.fullmatch("(abcd|xyz){5}[0-9]{4}", output.text)
 

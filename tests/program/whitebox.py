@@ -120,7 +120,7 @@ class PoisonedEngine:
 
     def cached_slots(self, group: int) -> Tensor:
         """int64 [N]: what the prefix cache keeps."""
-        prefix = self.llm._session._scheduler.roster.reservations.prefix
+        prefix = self.llm._session._scheduler.copies[0].roster.reservations.prefix
         blocks = [] if prefix is None else list(prefix._blocks.values())
         pages = [p for b in blocks for p in (*b.pages[group], *(b.latest or [()] * 9)[group])]
         size = self.llm.built.groups[group].page_rows
@@ -132,7 +132,7 @@ class PoisonedEngine:
         """int64 [N]: stored rows of the row's own that it, or whoever finds its pages, may read."""
         spec = self.llm.built.groups[group]
         kept = kept_rows(spec, int(self.llm.executor.state.computed_lens[row]))
-        if self.llm._session._scheduler.roster.reservations.prefix is None:
+        if self.llm._session._scheduler.copies[0].roster.reservations.prefix is None:
             return kept
         (tenancy,) = (
             live.request.tenancy

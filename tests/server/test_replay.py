@@ -162,9 +162,8 @@ def test_a_request_whose_grammar_was_never_compiled_is_replayed_as_far_as_it_cam
     """One left meanwhile, one would have been refused, one was compiled when the engine died."""
     config = EngineConfig(model="demo", prefix_cache=False, **PLAIN)
     dump = made(config, [(0, order(0, 5, 20))], 8)
-    wishes = {"left": {"regex": "[ab]{9}"}, "bad": {"regex": "("}, "good": {"regex": "[ab]{9}"}}
-    for name, wish in wishes.items():
-        submit = wire.Submit(name, [5, 6], SamplingParams(max_tokens=12, seed=1, **wish))
+    for name, regex in {"left": "[ab]{9}", "bad": "(", "good": "[ab]{9}"}.items():
+        submit = wire.Submit(name, [5, 6], SamplingParams(max_tokens=12, seed=1, regex=regex))
         dump.entries.append(Entry(submit, aborted=3 if name == "left" else None))
     found = replay(dump, {}, opened, to_end=True)
     assert not found.differing
