@@ -22,8 +22,9 @@ FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.
 
 @functools.cache
 def instructions(file: str) -> list[tuple[str, list[str]]]:
-    """(operation, operands) of the one piece of assembly in a file of kernels."""
-    (text,) = re.findall(r'"""\s*\{(.*?)\}\s*"""', (KERNELS / file).read_text(), re.S)
+    """(operation, operands) of the assembly in a file of kernels, alike wherever it stands."""
+    text, *others = re.findall(r'"""\s*\{(.*?)\}\s*"""', (KERNELS / file).read_text(), re.S)
+    assert all(other == text for other in others)
     found = [re.match(r"\s*([a-z0-9.]+) (.*);", line) for line in text.splitlines()]
     lines = [(m.group(1), m.group(2).split(", ")) for m in found if m]
     return [(operation, operands) for operation, operands in lines if operation != ".reg"]

@@ -24,11 +24,17 @@ def _fake_place_inputs(
     rope_table: Tensor,
     slots: Tensor,
     gate_scale: float,
-    *entries: Tensor | None,
+    entries: Tensor | None = None,
+    raw: Tensor | None = None,
+    bias: Tensor | None = None,
+    entry_weight: Tensor | None = None,
+    index_entries: Tensor | None = None,
+    index_raw: Tensor | None = None,
+    *_: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     latent = products.new_empty((*slots.shape, len(query_weight)), dtype=dtype)
-    raws = [raw for raw in (entries[1], entries[5]) if raw is not None]
-    used = len(query_weight) + len(key_weight) + sum(raw.shape[2] for raw in raws)
+    used = len(query_weight) + len(key_weight)
+    used += sum(one.shape[2] for one in (raw, index_raw) if one is not None)
     return latent, products.new_empty((*slots.shape, products.shape[-1] - used))
 
 
