@@ -156,7 +156,7 @@ def test_loading_twice_gives_the_same_model_and_leaves_the_file_alone(tmp_path: 
     assert torch.equal(output(one), output(two))
     after = load_file(folder / "model.safetensors")
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
-    compressor = one.model.layers[1].attention.compressor  # type: ignore[attr-defined]
+    compressor = one.model.layers[1].attention.inputs.compressor  # type: ignore[attr-defined]
     assert torch.equal(compressor.bias, before["layers.1.attn.compressor.ape"])
 
 
