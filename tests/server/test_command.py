@@ -58,7 +58,7 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded() -> None:
         (["--speculate", "9"], "speculate"),
         (["--queue-seconds", "0"], "queue_seconds"),
         (["--host", "0.0.0.0"], "--insecure"),
-        (["no/such/folder"], "no/such/folder"),
+        (["no/such/folder", "--port", "0"], "no/such/folder"),
     ],
 )
 def test_a_bad_option_ends_it_at_once(
