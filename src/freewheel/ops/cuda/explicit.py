@@ -6,6 +6,13 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+try:
+    from triton.experimental.gluon.language import barrier
+except ImportError:  # its name before Triton 3.7
+    from triton.experimental.gluon.language import thread_barrier as barrier
+
+__all__ = ["barrier", "follow", "last_live", "slots_at", "weights", "widen_fp8"]
+
 
 @gluon.jit
 def follow(CHAINED: gl.constexpr):

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from freewheel.ops.cuda.chain import CHAINED
-from freewheel.ops.cuda.explicit import follow, last_live, slots_at, weights, widen_fp8
+from freewheel.ops.cuda.explicit import barrier, follow, last_live, slots_at, weights, widen_fp8
 from freewheel.ops.cuda.packing import views
 from freewheel.ops.cuda.runs import Run, Tile
 
@@ -178,7 +178,7 @@ def _all_tiles(
         next_values, next_ropes = values.index(1 - which), ropes.index(1 - which)
         async_copy.wait_group(0)
         fence_async_shared()
-        gl.thread_barrier()
+        barrier()
         score = warpgroup_mma(
             q_value, now_values.permute((1, 0)), score_zero, use_acc=False, is_async=True
         )

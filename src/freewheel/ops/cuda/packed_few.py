@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from freewheel.ops.cuda.chain import CHAINED
-from freewheel.ops.cuda.explicit import follow, last_live, weights, widen_fp8
+from freewheel.ops.cuda.explicit import barrier, follow, last_live, weights, widen_fp8
 from freewheel.ops.cuda.packing import views
 from freewheel.ops.cuda.runs import Run, Tile
 
@@ -183,7 +183,7 @@ def _attend(
     which = 0
     for at in range(start, stop, STEP):
         async_copy.wait_group(BUFFERS - 2)
-        gl.thread_barrier()
+        barrier()
         free = gl.where(which == 0, BUFFERS - 1, which - 1)  # read in the step before
         buffers = (code_buffers.index(free), ropes.index(free), scale_buffers.index(free))
         _fetch(codes, plain, scales, found, buffers, columns, BYTES)
