@@ -21,6 +21,9 @@ class Compiler:
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
 
+    def knows(self, chip: int) -> bool:
+        return chip in (90, 100)
+
     def compile(self, source: str, options: tuple[str, ...]) -> bytes:
         assert "topk_slots(" in source and "follow()" in source
         self.calls.append(options)
@@ -110,6 +113,18 @@ def test_a_refusal_of_the_driver_is_raised_with_its_words(driver: Driver) -> Non
     driver.refuse = True
     with pytest.raises(RuntimeError, match="invalid image"):
         native.Kernel("topk_slots", "p").launch(1, 32, 0, torch.zeros(1), CLUSTER=1)
+
+
+@pytest.mark.parametrize(("chip", "reason"), [((9, 0), None), ((11, 0), "no code for sm_110")])
+def test_a_chip_that_the_compiler_does_not_know_gets_stand_ins(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, chip: tuple[int, int], reason: str | None
+) -> None:
+    most = type("Properties", (), {"shared_memory_per_block_optin": native.SHARED})
+    monkeypatch.setattr(native, "CHAINED", True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: most)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: chip)
+    found = native.lacking.__wrapped__()
+    assert found is None if reason is None else reason in found
 
 
 def test_a_machine_without_the_compiler_is_told_what_to_install() -> None:

@@ -95,10 +95,13 @@ def lacking() -> str | None:
     if torch.cuda.get_device_properties().shared_memory_per_block_optin < SHARED:
         return f"a block of the device has less than {SHARED:,} bytes of shared memory"
     try:
-        find_compiler()
+        compiler = find_compiler()
         _driver()
     except ConfigError as error:
         return str(error)
+    major, minor = torch.cuda.get_device_capability()
+    if not compiler.knows(10 * major + minor):
+        return f"NVRTC {compiler.version} makes no code for sm_{major}{minor}"
     return None
 
 

@@ -40,6 +40,14 @@ class Compiler:
         finally:
             call.nvrtcDestroyProgram(ctypes.byref(program))
 
+    def knows(self, chip: int) -> bool:
+        """Whether it makes code of `chip`, as 90 of sm_90: a device may be newer than it is."""
+        count = ctypes.c_int()
+        self._check(self.library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+        chips = (ctypes.c_int * count.value)()
+        self._check(self.library.nvrtcGetSupportedArchs(chips))
+        return chip in list(chips)
+
     def _taken(self, program: ctypes.c_void_p, what: str) -> bytes:
         size = ctypes.c_size_t()
         self._check(self.library[f"nvrtcGet{what}Size"](program, ctypes.byref(size)))
@@ -83,12 +91,12 @@ def find_compiler(cuda: str | None = torch.version.cuda) -> Compiler:
     for path in _candidates(major):
         try:
             library = ctypes.CDLL(path)
+            numbers = ctypes.c_int(), ctypes.c_int()
+            library.nvrtcVersion(*(ctypes.byref(one) for one in numbers))
+            version = ".".join(str(one.value) for one in numbers)
+            _load_builtins(Path(path).parent / f"libnvrtc-builtins.so.{version}")
         except OSError:
             continue
-        numbers = ctypes.c_int(), ctypes.c_int()
-        library.nvrtcVersion(*(ctypes.byref(one) for one in numbers))
-        version = ".".join(str(one.value) for one in numbers)
-        _load_builtins(Path(path).parent / f"libnvrtc-builtins.so.{version}")
         return Compiler(library, version)
     package = "nvidia-cuda-nvrtc" if int(major) > 12 else f"nvidia-cuda-nvrtc-cu{major}"
     raise ConfigError(f"device: libnvrtc.so.{major} was not found; install {package}")
