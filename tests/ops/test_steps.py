@@ -56,8 +56,10 @@ def test_the_cpu_body_agrees_with_the_specification(name: str, of: Sizes) -> Non
 def test_schema_and_fake_describe_the_op(name: str) -> None:
     checks = ("test_schema", "test_faketensor")
     # opcheck compares what it mutated by arithmetic that PyTorch does not have for FP8
-    cases = HEAVY_CASES if name == "shared_products" else STEP_CASES
-    torch.library.opcheck(registered(name), cases[name](Sizes()), test_utils=checks)
+    own = HEAVY_CASES if name == "shared_products" else STEP_CASES
+    for cases in (own, WINDOW_CASES):
+        if name in cases:
+            torch.library.opcheck(registered(name), cases[name](Sizes()), test_utils=checks)
 
 
 @EVERY_STEP
