@@ -88,7 +88,9 @@ def block_open_latents(
     if tile is None:
         own = (x, weight, weight_scale, gate_weight, query_weight, latent_weight, eps)
         return open_latents_apart(cache, *own, *place)
-    room = x.new_empty((tile.parts, given.tokens, outputs), dtype=torch.float32)
+    # A single part is rounded as it is stored, as `load_sum` rounds several.
+    kind = x.dtype if tile.parts == 1 else torch.float32
+    room = x.new_empty((tile.parts, given.tokens, outputs), dtype=kind)
     fill_parts(given, room, tile)
     return _finish(room, cache, given, gate_weight, query_weight, latent_weight, eps, *place)
 
@@ -117,7 +119,7 @@ def _finish(
     interleaved: bool,
     slots: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The results of `block_open_latents`, of parts float32 [P, tokens, N]."""
+    """The results of `block_open_latents`, of parts [P, tokens, N]: float32, or one as x."""
     lead, tokens, x = given.x.shape[:-1], given.tokens, given.x
     width, rank, span = query_weight.shape[0], latent_weight.shape[0], rope_table.shape[1]
     dim, gated = given.outputs - width - rank - span, gate_weight.shape[0]
