@@ -246,6 +246,13 @@ def test_a_query_s_lanes_may_be_split_anywhere(monkeypatch: pytest.MonkeyPatch, 
     check("sparse_mla", (query, latent, slots, 0.2, 32), torch.float32)
 
 
+def test_sparse_attention_of_no_queries_is_empty() -> None:
+    query, latent = torch.zeros(0, 2, 16, 80), torch.zeros(1, 8, 80)
+    slots = torch.zeros(0, 2, 4, dtype=torch.int32)
+    found = IMPLEMENTATIONS["sparse_mla", "cuda"](*on_device((query, latent, slots)), 1.0, 64)
+    assert found.shape == (0, 2, 16, 64)
+
+
 def test_runs_are_whole_tiles_and_few_where_there_are_many_queries() -> None:
     split = importlib.import_module("freewheel.ops.cuda.runs")
     tile = importlib.import_module("freewheel.ops.cuda.attention").FEW_HEADS

@@ -113,7 +113,7 @@ def attend_by_runs(
     length = lanes_of_run(count * triton.cdiv(heads, tile.heads), width, tile)
     length = FIXED if fixed else length
     parts = triton.cdiv(width, length)
-    step = count if parts == 1 else max(1, SCRATCH // (parts * heads * flat.shape[2]))
+    step = max(1, count) if parts == 1 else max(1, SCRATCH // (parts * heads * flat.shape[2]))
     for at in range(0, count, step):
         piece = slice(at, at + step)
         rooms = _unjoined(flat[piece], parts)
