@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 
 from freewheel.cli import app
 from freewheel.cli.terminal import fail
@@ -24,7 +26,8 @@ def main(arguments: list[str]) -> None:
     """Run this process's part. Ends the process if another rank is gone."""
     try:
         if arguments[:1] == [FOLLOW]:
-            store, ranks, device, rank = arguments[1:]
+            store, ranks, device, leader, rank = arguments[1:]
+            threading.Thread(target=_end_with, args=(int(leader),), daemon=True).start()
             follow_local(store, int(ranks), device, int(rank))
             return
         launched = launched_rank()
@@ -35,6 +38,13 @@ def main(arguments: list[str]) -> None:
         os._exit(2 if isinstance(error, ConfigError) else 1)  # a GPU may wait for the lost rank
     if not launched.rank:
         app.main()
+
+
+def _end_with(leader: int) -> None:
+    """End this process when rank 0, which started it, is gone: it may still wait to meet it."""
+    while os.getppid() == leader:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _device(arguments: list[str]) -> str:

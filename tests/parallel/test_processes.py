@@ -146,6 +146,44 @@ def test_ranks_end_by_themselves_when_rank_0_is_killed() -> None:
     assert not _runs(follower)
 
 
+COMMAND = ("generate", "demo", "--prompt", "Emma", "--max-tokens", "4000", "--ignore-eos")
+
+
+@pytest.mark.parametrize("when", ["loading", "answering"])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_no_rank_outlives_the_command_that_started_it(when: str, how: int) -> None:
+    """An interrupt leaves a round half done, in which the other rank waits for ever."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    leader = subprocess.Popen(
+        [sys.executable, "-m", "freewheel", *COMMAND, "--tp", "2", "--device", "cpu"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert leader.stdout is not None
+    if when == "answering":
+        assert leader.stdout.read(40)
+    follower = _follower_of(leader.pid)
+    leader.send_signal(how)
+    assert leader.wait(20) == (130 if how == signal.SIGINT else -how)
+    until = time.monotonic() + 10
+    while _runs(follower) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not _runs(follower)
+
+
+def _follower_of(leader: int) -> Path:
+    """The process that a leader started, in /proc."""
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        children = Path(f"/proc/{leader}/task").glob("*/children")
+        for pid in " ".join(child.read_text() for child in children).split():
+            if b"freewheel.worker" in (Path("/proc") / pid / "cmdline").read_bytes():
+                return Path("/proc") / pid
+        time.sleep(0.05)
+    raise AssertionError("no rank was started")
+
+
 def _runs(process: Path) -> bool:
     """Whether it is there and is no zombie that nobody has waited for."""
     try:

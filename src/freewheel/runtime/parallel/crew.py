@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -37,6 +38,9 @@ STARTING = 300.0
 
 ENDING = 10.0
 """Seconds that ranks have to end by themselves."""
+
+PARTING = 2.0
+"""Seconds to tell them. They hear nothing while they wait in a round that this process left."""
 
 _logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
 
@@ -97,10 +101,26 @@ class Crew:
 
     def close(self) -> None:
         """Let all ranks end."""
-        if self._channel is not None and not self._lost:
+        if self._channel is None or self._lost or self._part(self._channel):
+            close_groups()
+
+    def _part(self, channel: Channel) -> bool:
+        """Tell the others to end, or end them; whether this process still waits for none."""
+
+        def tell() -> None:
             with suppress(RankError):  # it has ended already
-                self._channel.tell(Order(Task.END))
-        close_groups()
+                channel.tell(Order(Task.END))
+
+        teller = threading.Thread(target=tell, name="parting", daemon=True)
+        teller.start()
+        teller.join(PARTING)
+        if teller.is_alive():
+            self._end_others()
+            teller.join(PARTING)
+        return not teller.is_alive()
+
+    def _end_others(self) -> None:
+        """At once, where this process started them; a launcher ends its own."""
 
 
 class LocalCrew(Crew):
@@ -110,13 +130,19 @@ class LocalCrew(Crew):
         super().__init__(device, ranks)
         self._folder = Path(tempfile.mkdtemp(prefix="freewheel-ranks-"))
         self._closing = threading.Event()
+        self._patience = ENDING
         self._pids: dict[int, int] = {}
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         keep_to_loopback()
         self._watcher.start()
         store = meeting_place(str(self._folder / "store"), ranks)
-        self._await(store)
-        self.meet(store)
+        try:
+            self._await(store)
+            self.meet(store)
+        finally:
+            if self._channel is None:  # a rank did not come, or the user went
+                self._end_others()
+                self.close()
 
     @property
     def pids(self) -> dict[int, int]:
@@ -136,6 +162,10 @@ class LocalCrew(Crew):
         self._watcher.join(2 * ENDING)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _end_others(self) -> None:
+        self._patience = 0.0
+        self._closing.set()
+
     def _await(self, store: Any) -> None:
         """Until every rank has said that it runs. Raises RankError if one ends instead."""
         names = [f"running.{rank}" for rank in range(1, self.ranks)]
@@ -150,7 +180,7 @@ class LocalCrew(Crew):
         """In a thread of its own: there the launcher leaves this process's signals alone."""
         _logger.setLevel(logging.CRITICAL)  # what it has to say, `_lost` says
         others = range(self.ranks - 1)
-        own = (str(self._folder / "store"), str(self.ranks), self.device)
+        own = (str(self._folder / "store"), str(self.ranks), self.device, str(os.getpid()))
         context = start_processes(
             "freewheel",
             sys.executable,
@@ -164,7 +194,8 @@ class LocalCrew(Crew):
             if ended is not None:
                 self._lose(ended)
                 return
-        context.wait(ENDING, 0.05)
+        if self._patience:
+            context.wait(self._patience, 0.05)
         context.close(signal.SIGTERM, timeout=int(ENDING))
 
     def _lose(self, ended: Any) -> None:
