@@ -99,7 +99,10 @@ def resolve_page_size(config: EngineConfig, spec: ModelSpec, decisions: Decision
             )
         return config.page_size
     choice = next(size for size in (64, 256, multiple) if size % multiple == 0)
-    decisions.note("page_size", choice, f"must be a multiple of {multiple} for this model")
+    reason = "any size suits this model"
+    if multiple > 1:
+        reason = f"must be a multiple of {multiple} for this model"
+    decisions.note("page_size", choice, reason)
     return choice
 
 

@@ -397,9 +397,11 @@ def test_a_typed_chat_says_how_it_ends_and_shows_thoughts_dim(freewheel: Any) ->
 def test_thoughts_reach_up_to_the_mark_that_ends_them() -> None:
     pieces = tuple(Piece(text, False) for text in ("so", "</think>", "Yes"))
     chunk = Chunk(pieces, (1, 2, 3), None, None)
-    assert _thought_pieces(chunk, ends=False) == 3
-    assert _thought_pieces(chunk, ends=True) == 2
-    assert _thought_pieces(Chunk(pieces[2:], (3,), None, None), ends=True) == 0
+    assert _thought_pieces(chunk, None) == 3
+    assert _thought_pieces(chunk, 2) == 2
+    silent = (pieces[0], pieces[2])
+    assert _thought_pieces(Chunk(silent, (1, 2, 3), None, None), 2) == 1
+    assert _thought_pieces(Chunk(pieces[2:], (2,), None, None), 2) == 0
 
 
 def test_a_conversation_is_told_answers_but_not_thoughts() -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +21,7 @@ from freewheel.cli.terminal import (
     read_input,
     write_json,
     write_pieces,
+    write_text,
 )
 from freewheel.config import EngineConfig, find_model
 from freewheel.spec import SamplingParams
@@ -163,28 +163,33 @@ def _answer(llm: LLM, prompt: Prompt, params: SamplingParams, json: bool) -> lis
         chunks.append(chunk)
         ends = thinking and end in chunk.token_ids
         if not json:
-            write_pieces(chunk.pieces, _thought_pieces(chunk, ends) if thinking else 0)
+            thought = _thought_pieces(chunk, end if ends else None) if thinking else 0
+            write_pieces(chunk.pieces[:thought], thought)
+            if ends:
+                write_text("\n\n")
+            write_pieces(chunk.pieces[thought:])
         thinking = thinking and not ends
     if json:
         write_json(answer_object(llm, chunks))
     else:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        write_text("\n")
         metrics = chunks[-1].metrics
         assert metrics is not None
         messages.print(summary(metrics), soft_wrap=True)
     return chunks
 
 
-def _thought_pieces(chunk: Chunk, ends: bool) -> int:
-    """How many pieces of a chunk are thought, where thinking `ends` in the chunk or does not.
+def _thought_pieces(chunk: Chunk, end: int | None) -> int:
+    """How many pieces of a chunk are thought; `end`: the token in it that ends thinking, if any.
 
-    A tokenizer may leave the mark out of the text; then the whole chunk counts as the answer.
+    A tokenizer may leave the mark out of the text. Then the other tokens tell, if each has a piece;
+    if not, the whole chunk counts as the answer.
     """
-    if not ends:
+    if end is None:
         return len(chunk.pieces)
     marked = (i + 1 for i, piece in enumerate(chunk.pieces) if NO_THINK in piece.text)
-    return next(marked, 0)
+    silent = len(chunk.pieces) == len(chunk.token_ids) - 1
+    return next(marked, chunk.token_ids.index(end) if silent else 0)
 
 
 def _said(llm: LLM, chunks: list[Chunk], prompt: Prompt) -> str:

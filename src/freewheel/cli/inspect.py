@@ -144,7 +144,7 @@ def _print(found: Survey) -> None:
         _section("decisions")
     for decision in found.decisions:
         value = _usable_pages(found) if decision.option == "pages" else decision.value
-        _row(decision.option, f"{value}: {decision.reason}")
+        _row(decision.option, f"{value}: {decision.reason}", 16)
     if found.notes:
         _section("notes")
     for note in found.notes:

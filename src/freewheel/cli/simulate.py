@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from freewheel.cli import options as o
-from freewheel.cli.terminal import answers, messages, write_json
+from freewheel.cli.terminal import answers, fail, messages, write_json
 from freewheel.config import EngineConfig
 from freewheel.errors import ConfigError
 from freewheel.simulate import (
@@ -95,8 +95,11 @@ def simulate(
     figures = report(outcome, time.process_time() - begun)
     if json:
         write_json({"trace": str(trace), "ignored": found.ignored} | figures | _asked(plan.config))
-        return
-    _print(found, figures)
+    else:
+        _print(found, figures)
+    if figures["requests"] and not figures["served"]:
+        fail("no request could be served; give more pages, or unlimited")
+        raise typer.Exit(1)
 
 
 def _made(text: str, block: int, seed: int) -> Made:
@@ -155,7 +158,8 @@ def _print(trace: Trace, figures: dict[str, Any]) -> None:
     )
     for name in ("ttft", "tpot", "e2e"):
         times = figures[f"{name}_ms"] or {}
-        _row(f"{name}, ms", "  ".join(f"{key} {value:,.1f}" for key, value in times.items()))
+        shown = "  ".join(f"{key} {value:,.1f}" for key, value in times.items())
+        _row(f"{name}, ms", shown or "-")
     _row(
         "rounds",
         f"{rounds['prompts']:,} for prompts, {rounds['decoding']:,} of decoding; the device is "

@@ -95,6 +95,12 @@ def write_pieces(pieces: tuple[Piece, ...], dim: int = 0) -> None:
     sys.stdout.flush()
 
 
+def write_text(text: str) -> None:
+    """To standard output, as it is."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def write_json(value: object) -> None:
     """One JSON object on one line of standard output, in letters that its encoding has."""
     encoding = (sys.stdout.encoding or "").lower().replace("-", "")

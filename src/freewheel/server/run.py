@@ -35,8 +35,8 @@ log = logging.getLogger("freewheel.server")
 
 def serve(config: EngineConfig, settings: ServerSettings) -> None:
     """Serve until a signal. Raises CheckpointError, ConfigError or FreewheelError at the start."""
-    check_port(settings.host, settings.port)
     found, tokenizer = survey(config), Tokenizer(find_model(config.model))
+    check_port(settings.host, settings.port)
     set_up_logs(settings.json_logs)
     path = settings.admin_socket
     listener = None if path is None else open_admin_socket(path)
@@ -149,7 +149,13 @@ class Server(uvicorn.Server):
             return
         self._told_to_end = time.monotonic()
         self._serving.draining = self._serving.ending = True
-        log.info("told to end by %s: no new requests", signal.Signals(sig).name)
+        log.info(
+            "told to end by %s: no new requests; answers under way, %d now, have %g s; told again, "
+            "it ends at once",
+            signal.Signals(sig).name,
+            len(self._serving.link.ledger.live),
+            self._serving.settings.drain_seconds,
+        )
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""
