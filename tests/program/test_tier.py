@@ -34,7 +34,7 @@ def test_prompts_that_the_device_had_no_room_for_come_back_from_host_memory(
 ) -> None:
     llm = small(folders[family])
     cold = engine(folders[family], prefix_cache=False, max_batch=1, prefill_batch=1)
-    prompts = turns(3, 4)
+    prompts = turns(3, 8)
     first = [llm.generate([p], GREEDY)[0] for p in prompts]
     again = [llm.generate([p], GREEDY)[0] for p in prompts]
     assert [one.token_ids for one in again] == [one.token_ids for one in first]
