@@ -229,7 +229,8 @@ def find_model(name: str, load_format: str = "safetensors") -> Path:
     if name and _is_folder(name):
         return Path(name).expanduser()
     raise CheckpointError(
-        f"model: {name!r} is neither a folder nor a shipped model ({', '.join(SHIPPED_MODELS)})"
+        f"model: {name!r} is neither a folder nor a shipped model ({', '.join(SHIPPED_MODELS)}); "
+        f"nothing is downloaded: give the folder of a model that is here"
     )
 
 
