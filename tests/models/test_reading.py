@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,10 +69,10 @@ def stored(tmp_path: Path) -> dict[str, StoredTensor]:
 
 
 @pytest.fixture(params=["mapped", "staged"])
-def reader(request: pytest.FixtureRequest) -> Reader:
-    if request.param == "mapped":
-        return MappedReader(Mapping())
-    return StagedReader(PromptSlot, 3)
+def reader(request: pytest.FixtureRequest) -> Iterator[Reader]:
+    own = MappedReader(Mapping()) if request.param == "mapped" else StagedReader(PromptSlot, 3)
+    yield own
+    own.close()
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -80,7 +84,6 @@ def test_every_dtype_arrives_bit_for_bit(
     as_bytes = want.dtype in (torch.int8, E8M0)
     reader.begin(stored[name], found.view(torch.uint8) if as_bytes else found)
     reader.settle()
-    reader.close()
     assert torch.equal(found.view(torch.uint8), want.view(torch.uint8))
 
 
@@ -173,6 +176,32 @@ def test_few_files_are_mapped_at_once(tmp_path: Path) -> None:
         reader.settle()
         assert target.tolist() == mapping.tensor(own).tolist() == [at] * 3
     assert len(mapping) <= 4 and len(reader) <= 4
+    reader.close()
+
+
+def test_a_process_ends_though_a_reader_was_never_closed() -> None:
+    script = (
+        "import torch; from types import SimpleNamespace; "
+        "from freewheel.models.staging import StagedReader; "
+        "StagedReader(lambda: SimpleNamespace(buffer=torch.empty(8)), 2, 2)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run([sys.executable, "-c", script], check=False, timeout=60, env=environment)
+    assert ran.returncode == 0
+
+
+def test_what_stops_a_thread_is_raised_where_bytes_are_awaited(
+    stored: dict[str, StoredTensor],
+) -> None:
+    class Broken(PromptSlot):
+        def send(self, count: int, target: Tensor) -> None:
+            raise ZeroDivisionError
+
+    reader = StagedReader(Broken, 2, 2)
+    reader.begin(stored["wide"], torch.empty(333))
+    with pytest.raises(ZeroDivisionError):
+        reader.settle()
+    reader.close()
 
 
 def test_headers_agree_with_the_library(stored: dict[str, StoredTensor]) -> None:

@@ -13,12 +13,13 @@ import ctypes
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Condition
+from threading import Condition, Thread
+from types import TracebackType
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -79,6 +80,37 @@ class Piece(NamedTuple):
     target: Tensor  # uint8 [n]
 
 
+class _Outcome(Future[None]):
+    """Of what is done inside it, whatever that raises."""
+
+    def __enter__(self) -> None:
+        self.set_running_or_notify_cancel()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if error is None:
+            self.set_result(None)
+        else:
+            self.set_exception(error)
+        return True
+
+
+def _begin_thread(run: Callable[[], None]) -> Future[None]:
+    """Run it in a thread that no process waits for when it ends."""
+    outcome = _Outcome()
+
+    def recorded() -> None:
+        with outcome:
+            run()
+
+    Thread(target=recorded, name="weights", daemon=True).start()
+    return outcome
+
+
 class StagedReader:
     """To a device, by way of buffers that take turns (protocol: reading.Reader).
 
@@ -103,9 +135,8 @@ class StagedReader:
         self._begun = self._sent = 0
         self._closing = False
         self._changed = Condition()
-        self._threads = ThreadPoolExecutor(threads + 1)
-        self._jobs = [self._threads.submit(self._read_pieces) for _ in range(threads)]
-        self._jobs.append(self._threads.submit(self._send_pieces, sending))
+        self._jobs = [_begin_thread(self._read_pieces) for _ in range(threads)]
+        self._jobs.append(_begin_thread(lambda: self._send_pieces(sending)))
         for job in self._jobs:
             job.add_done_callback(self._tell)
 
@@ -137,7 +168,7 @@ class StagedReader:
         for job in self._jobs[:-1]:
             job.exception()
         self._filled.put(None)
-        self._threads.shutdown()
+        self._jobs[-1].exception()
         for slot in self._slots:
             slot.wait()
         for descriptor in self._files.values():
