@@ -77,7 +77,7 @@ class TokenStep:
     """What one letter brought one request: `tokens`, the first `accepted` of `drafted` drafts.
 
     `queued_seconds`: how long it waited for a row, and `cached_tokens` of its prompt that were not
-    computed, of these `cached_host_tokens` and `cached_disk_tokens` from below the device: set on
+    computed, of these `cached_host_tokens` from host memory: set on
     its first step. `logprobs`: one for each token, if asked for.
     `prompt_logprobs`: on the first step with a token, if asked for.
     """
@@ -90,7 +90,6 @@ class TokenStep:
     queued_seconds: float | None
     cached_tokens: int | None = None
     cached_host_tokens: int = 0
-    cached_disk_tokens: int = 0
     logprobs: tuple[Logprobs, ...] | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
 
@@ -258,7 +257,6 @@ def _step(guest: _Guest, chunk: Chunk) -> TokenStep:
         queued_seconds=guest.queued if first else None,
         cached_tokens=live.request.stats.cached_tokens if first else None,
         cached_host_tokens=live.request.stats.host_tokens if first else 0,
-        cached_disk_tokens=live.request.stats.disk_tokens if first else 0,
         logprobs=chunk.logprobs,
         prompt_logprobs=prompt,
     )

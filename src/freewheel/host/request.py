@@ -36,8 +36,8 @@ class RequestState(StrEnum):
 class RequestStats:
     """Counted from collected letters. `dropped`: tokens of letters that came after the end of the
     tenancy that they belonged to. `cached_tokens`: prompt tokens whose pages were found when the
-    request was first admitted; `host_tokens` of these came from host memory, `disk_tokens` from
-    disk. `first_token_time` is whatever clock the caller of `collect` reads."""
+    request was first admitted; `host_tokens` of these came from host
+    memory. `first_token_time` is whatever clock the caller of `collect` reads."""
 
     prefill_rounds: int = 0
     decode_rounds: int = 0
@@ -47,7 +47,6 @@ class RequestStats:
     dropped: int = 0
     cached_tokens: int = 0
     host_tokens: int = 0
-    disk_tokens: int = 0
     first_token_round: int | None = None
     first_token_time: float | None = None
 

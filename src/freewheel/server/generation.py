@@ -41,8 +41,8 @@ class Talk:
 @dataclass(frozen=True)
 class Usage:
     """Tokens of all choices; each prompt counts once. `cached` of the prompts' were
-    not computed, since an earlier request had; `cached_host` and `cached_disk` of these came from
-    below the device. `rejected`: drafts that did not count."""
+    not computed, since an earlier request had; `cached_host` of these came from host
+    memory. `rejected`: drafts that did not count."""
 
     prompt: int
     cached: int
@@ -51,13 +51,11 @@ class Usage:
     accepted: int
     rejected: int
     cached_host: int = 0
-    cached_disk: int = 0
 
     @property
     def tiers(self) -> dict[str, int]:
         """Cached tokens by where they were found."""
-        device = self.cached - self.cached_host - self.cached_disk
-        return {"device": device, "host": self.cached_host, "disk": self.cached_disk}
+        return {"device": self.cached - self.cached_host, "host": self.cached_host}
 
 
 class Generation:
@@ -107,7 +105,6 @@ class Generation:
             accepted=accepted,
             rejected=sum(one.ticket.drafted for one in self.choices) - accepted,
             cached_host=sum(one.cached_host_tokens for one in firsts),
-            cached_disk=sum(one.cached_disk_tokens for one in firsts),
         )
 
     async def begin(self) -> None:
