@@ -93,7 +93,7 @@ def test_index_logits_stay_within_their_error(
     expected = SPECIFICATIONS[name](args[0], args[1].double(), *args[2:])
     for skip in (0, 75):
         found = IMPLEMENTATIONS[name, "cuda"](*args, skip)
-        seen = expected.isfinite() & (args[5].amax(1) > skip)[:, None, None]
+        seen = expected.isfinite() & (args[5] > skip)[:, :, None]
         off = (found.double() - expected)[seen].abs().max()
         assert off <= LARGEST_ERROR[packed] * expected[seen].abs().max()
         if skip == 0:
