@@ -2,14 +2,18 @@
 """Time one round at real dimensions on a CUDA device, with random weights.
 
     python benchmarks/bench_round.py --config benchmarks/configs/v32_tp8shard.json \
-        [--batch 1,8] [--context 4096] [--speculate 3] [--weights fp8] [--kv-cache-dtype fp8]
-        [--layers N] [--log FILE]
+        [--batch 1,8] [--context 4096] [--speculate 3] [--weights fp8|mxfp4]
+        [--kv-cache-dtype fp8] [--layers N] [--log FILE]
 
 The configurations are one rank's share of eight: heads, experts' width and vocabulary divided, full
 depth. Weights are bfloat16, or FP8 in blocks of 128 wherever a released checkpoint has them so;
-embedding, head, router and key-value up-projections are bfloat16 always. The experts of
-`--distinct` layers are made and used in turn by all layers: each is far larger than the L2 cache,
-so this changes the memory taken and not the time.
+embedding, head, router and key-value up-projections are bfloat16 always. With `mxfp4` the routed
+experts are in that, and the rest as with `fp8`. The experts of `--distinct` layers are made and
+used in turn by all layers (0: all have their own): each is far larger than the L2 cache, so this
+changes the memory taken and not the time.
+
+Several cards: `torchrun --nproc-per-node 2 benchmarks/bench_round.py --tp 2 ..`, or `--dp 2 --ep`;
+`--batch` is then of each copy.
 
 One line a case. `round us`: graph replays alone, by CUDA events. `loop us`: launched and collected
 by the executor two rounds ahead, by the wall clock. `busy`: time in kernels, by the profiler, over
@@ -19,7 +23,9 @@ by the executor two rounds ahead, by the wall clock. `busy`: time in kernels, by
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import math
 import re
 import sys
 import time
@@ -38,7 +44,15 @@ from freewheel.config import launched_rank
 from freewheel.decode import ChainDrafter
 from freewheel.models import load_model
 from freewheel.nn.cut import Cut
-from freewheel.nn.matrix import BLOCK, BlockMatrix, Matrix, PlainMatrix, copy_into
+from freewheel.nn.matrix import (
+    BLOCK,
+    GROUP,
+    BlockMatrix,
+    Matrix,
+    PackedMatrix,
+    PlainMatrix,
+    copy_into,
+)
 from freewheel.nn.source import held_tensors
 from freewheel.ops import load_kernels
 from freewheel.runtime import Executor, Sizes
@@ -57,19 +71,28 @@ BANDWIDTH = 4.3e12
 
 STORAGES: dict[str, RowStorage] = {"bf16": PlainStorage("bfloat16"), "fp8": Fp8Storage()}
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
+WEIGHTS = {
+    "bf16": StreamSizes(2.0, 2.0),
+    "fp8": StreamSizes(1.0, 1.0),
+    "mxfp4": StreamSizes(1.0, 0.5 + 1 / GROUP),
+}
+"""Bytes of a weight: of projections, and of routed experts."""
 
 
 Spec = DsaSpec | CompressedSpec
 
 
 class DummySource:
-    """Random weights, made on the device; experts of only `distinct` layers."""
+    """Random weights, made on the device; experts of only `distinct` layers, or of all if it is 0.
 
-    def __init__(self, distinct: int, fp8: bool, mesh: Mesh = ALONE) -> None:
+    `weights`: a key of WEIGHTS.
+    """
+
+    def __init__(self, distinct: int, weights: str, mesh: Mesh = ALONE) -> None:
         self.dtype, self.device = torch.bfloat16, torch.device("cuda")
         self.mesh = mesh
-        self._distinct, self._fp8 = distinct, fp8
-        self._experts: dict[tuple[int, str], Matrix] = {}
+        self._distinct, self._weights = distinct, weights
+        self._experts: dict[str, Matrix] = {}
 
     def has(self, name: str) -> bool:
         return name.endswith(EXPERTS)
@@ -90,10 +113,12 @@ class DummySource:
         shape = shape if cut is None else cut.shape(shape)
         if not name.endswith(EXPERTS):
             return self._draw_matrix(name, shape)
-        layer = int(re.findall(r"\.(\d+)\.", name)[0])
-        key = layer % self._distinct, name.rpartition(".")[2]
+        key = name
+        if self._distinct:
+            key = re.sub(r"\.(\d+)\.", lambda n: f".{int(n[1]) % self._distinct}.", name, count=1)
         if key not in self._experts:
-            self._experts[key] = self._draw_matrix(name, shape)
+            draw = self._draw_packed if self._weights == "mxfp4" else self._draw_matrix
+            self._experts[key] = draw(name, shape)
         return self._experts[key]
 
     def fill(
@@ -114,7 +139,7 @@ class DummySource:
         return self.tensor(name, shape, dtype, cut)
 
     def _draw_matrix(self, name: str, shape: tuple[int, ...]) -> Matrix:
-        if not self._fp8:
+        if self._weights == "bf16":
             return PlainMatrix(self._draw(name, shape, None))
         values = torch.empty(shape, dtype=torch.float8_e4m3fn, device=self.device)
         for piece in values if len(shape) > 2 else values[None]:
@@ -123,6 +148,15 @@ class DummySource:
         grid = (*lead, -(-outputs // BLOCK), -(-inputs // BLOCK))
         scale = torch.rand(grid, device=self.device) + 0.5
         return BlockMatrix(values, scale * inputs**-0.5)
+
+    def _draw_packed(self, name: str, shape: tuple[int, ...]) -> Matrix:
+        """Values of variance 1 / inputs: codes, drawn evenly, are 2.9 in the mean square."""
+        del name
+        *lead, inputs = shape
+        codes = torch.empty((*lead, inputs // 2), dtype=torch.uint8, device=self.device)
+        scales = torch.empty((*lead, inputs // GROUP), dtype=torch.uint8, device=self.device)
+        power = 127 + round(math.log2(inputs**-0.5 / 2.9))
+        return PackedMatrix(codes.random_(0, 256), scales.random_(power - 1, power + 2))
 
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
         """Each row's ids differ, as the experts of a token do."""
@@ -159,7 +193,7 @@ class Case:
 
 def main() -> int:
     options = _options()
-    mesh = _meet(options.tp, options.ep)
+    mesh = _meet(options.tp, options.dp, options.ep)
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
     load_kernels("cuda")
@@ -170,30 +204,35 @@ def main() -> int:
     batches = [int(b) for b in options.batch.split(",")]
     contexts = [int(c) for c in options.context.split(",")]
     cases = [Case(b, c, options.speculate) for b in batches for c in contexts]
-    log_file = options.log if options.log and not mesh.rank else "/dev/null"
-    with open(log_file, "w", encoding="utf-8") as log:
-        fp8, storage = options.weights == "fp8", STORAGES[options.kv_cache_dtype]
-        executor = _build(spec, cases, DummySource(options.distinct, fp8, mesh), storage)
-        size = 1.0 if fp8 else 2.0
-        if not mesh.rank:
-            print(_header(), flush=True)
-        for case in cases:
-            line = _line(spec, case, executor, log, options.config, size)
-            if not mesh.rank:
-                print(line, flush=True)
+    _measure(spec, cases, options, mesh)
+    gc.collect()  # graphs hold on to the communicators that are closed next
     close_groups()
     return 0
 
 
-def _meet(ranks: int, whole: bool) -> Mesh:
+def _measure(spec: Spec, cases: list[Case], options: argparse.Namespace, mesh: Mesh) -> None:
+    log_file = options.log if options.log and not mesh.rank else "/dev/null"
+    with open(log_file, "w", encoding="utf-8") as log:
+        source = DummySource(options.distinct, options.weights, mesh)
+        executor = _build(spec, cases, source, STORAGES[options.kv_cache_dtype])
+        if not mesh.rank:
+            print(_header(), flush=True)
+        for case in cases:
+            line = _line(spec, case, executor, log, options.config, WEIGHTS[options.weights])
+            if not mesh.rank:
+                print(line, flush=True)
+
+
+def _meet(tp: int, dp: int, whole: bool) -> Mesh:
     """With several ranks, each a process of torchrun that does all that the others do."""
+    ranks = tp * dp
     if ranks == 1:
         return ALONE
     own = launched_rank()
     assert own.ranks == ranks, f"torchrun started {own.ranks} processes, not {ranks}"
     groups = open_groups("cuda", own.rank, ranks, None, own.local)
-    form_mesh(groups, ranks, 1, lambda: "")
-    return Mesh(ranks, own.rank, whole)
+    form_mesh(groups, tp, dp, lambda: "")
+    return Mesh(tp, own.rank, whole, dp)
 
 
 def _options() -> argparse.Namespace:
@@ -202,11 +241,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch", default="1,8")
     parser.add_argument("--context", default="4096", help="rows have room for the longest")
     parser.add_argument("--speculate", type=int, default=3)
-    parser.add_argument("--weights", default="bf16", choices=("bf16", "fp8"))
+    parser.add_argument("--weights", default="bf16", choices=tuple(WEIGHTS))
     parser.add_argument("--kv-cache-dtype", default="bf16", choices=tuple(STORAGES))
     parser.add_argument("--layers", type=int, default=0, help="fewer layers, for a quick look")
     parser.add_argument("--distinct", type=int, default=8, help="layers with experts of their own")
     parser.add_argument("--tp", type=int, default=1, help="ranks, each a process of torchrun")
+    parser.add_argument("--dp", type=int, default=1, help="copies, of as many ranks each")
     parser.add_argument("--ep", action="store_true", help="deal out the experts whole")
     parser.add_argument("--log", default="", help="write the kernels of a round there")
     return parser.parse_args()
@@ -247,11 +287,13 @@ def _build(spec: Spec, cases: list[Case], source: DummySource, storage: RowStora
         groups,
         Sizes(batch + 1, width, pages),
         tuple(dict.fromkeys(case.shape for case in cases)),
-        device="cuda",
+        device=source.device.type,
         graph="cuda",
         run_ahead=2,
         guard=False,
+        mesh=source.mesh,
     )
+    torch.manual_seed(1 + source.mesh.replica.index)  # other tokens, which choose other experts
     for index, group in enumerate(groups):
         _fill(executor, index, group)
     executor.state.tokens[1:].random_(0, spec.vocab_size)
@@ -285,7 +327,9 @@ def _rewind(executor: Executor, case: Case) -> None:
     torch.cuda.synchronize()
 
 
-def _line(spec: Spec, case: Case, executor: Executor, log: object, name: str, size: float) -> str:
+def _line(
+    spec: Spec, case: Case, executor: Executor, log: object, name: str, sizes: StreamSizes
+) -> str:
     shape = case.shape
     begin = time.perf_counter()
     executor.capture([shape], lambda _: None)
@@ -297,7 +341,7 @@ def _line(spec: Spec, case: Case, executor: Executor, log: object, name: str, si
     _time_loop(executor, case, 3)
     alone = _time_replays(executor, shape, 30)
     kernels, inside = _profile(executor, shape, log, f"{name} batch {case.batch}")
-    floor = _floor_bytes(spec, case, size) / BANDWIDTH * 1e6
+    floor = _floor_bytes(spec, case, sizes) / BANDWIDTH * 1e6
     config = Path(name).stem
     return (
         f"{config:16s} {case.batch:5d} {case.context:7d} {shape.width:5d} {alone:9.0f} {loop:9.0f} "
@@ -319,7 +363,8 @@ def _time_loop(executor: Executor, case: Case, rounds: int) -> float:
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for index in range(rounds):
-        executor.launch(StepPlan(index, case.shape, rows, nothing, nothing, ()))
+        plan = StepPlan(index, case.shape, rows, nothing, nothing, ())
+        executor.launch(plan.alike(executor.copies))
         if executor.in_flight > 2:
             executor.collect()
     while executor.in_flight:
@@ -369,40 +414,42 @@ def _print_in_order(kernels: list[FunctionEvent], log: object) -> None:
         print(line, file=log)  # pyright: ignore[reportArgumentType]
 
 
-def _floor_bytes(spec: Spec, case: Case, size: float) -> float:
-    """Bytes of weights and caches that one round reads at the least; `size` bytes a weight.
+def _floor_bytes(spec: Spec, case: Case, sizes: StreamSizes) -> float:
+    """Bytes of weights and caches that one round of the whole model reads at the least.
 
-    The head, caches and what is never quantised count as bfloat16, the router as float32.
+    The head, caches and what is never quantised count as bfloat16, the router as float32. What
+    each of several cards reads, `freewheel plan` says.
     """
     if isinstance(spec, CompressedSpec):
-        sizes = StreamSizes(size, size)
         return stream_floor(spec, case.batch, case.context, case.depth, sizes)
-    width, join = case.shape.width, 2 * spec.hidden_size**2 * size
-    layers = sum(_layer_bytes(spec, case, sparse, width, size) for sparse in spec.sparse_layers)
-    draft = _layer_bytes(spec, case, True, width, size) + join
-    draft += (case.depth - 1) * (_layer_bytes(spec, case, True, 1, size) + join)
+    width, join = case.shape.width, 2 * spec.hidden_size**2 * sizes.projections
+    layers = sum(_layer_bytes(spec, case, sparse, width, sizes) for sparse in spec.sparse_layers)
+    draft = _layer_bytes(spec, case, True, width, sizes) + join
+    draft += (case.depth - 1) * (_layer_bytes(spec, case, True, 1, sizes) + join)
     heads = (1 + case.depth) * 2 * spec.vocab_size * spec.hidden_size
     return layers + draft + heads
 
 
-def _layer_bytes(spec: DsaSpec, case: Case, sparse: bool, width: int, size: float) -> float:
+def _layer_bytes(spec: DsaSpec, case: Case, sparse: bool, width: int, sizes: StreamSizes) -> float:
     own, index, hidden = spec.attention, spec.indexer, spec.hidden_size
     weights = hidden * (own.q_lora_rank + own.latent_width + own.heads * own.value_dim)
     weights += own.heads * own.query_dim * own.q_lora_rank
     weights += index.heads * index.dim * own.q_lora_rank + hidden * index.dim
     plain = own.heads * own.kv_lora_rank * (own.nope_dim + own.value_dim)
     plain += hidden * 2 * index.heads
-    tokens = case.batch * width
+    tokens, routed = case.batch * width, 0.0
     if sparse and spec.moe is not None:
         moe = spec.moe
         touched = moe.experts * (1 - (1 - moe.top_k / moe.experts) ** tokens)
-        weights += 3 * hidden * moe.width * (touched + moe.shared)
+        weights += 3 * hidden * moe.width * moe.shared
+        routed = 3 * hidden * moe.width * touched
         plain += 2 * hidden * moe.experts
     else:
         weights += 3 * hidden * spec.dense_width
     keys = case.batch * case.context * index.dim
     picked = tokens * min(case.context, index.topk) * own.latent_width
-    return size * weights + 2.0 * (plain + keys + picked)
+    stored = sizes.projections * weights + sizes.experts * routed
+    return stored + 2.0 * (plain + keys + picked)
 
 
 if __name__ == "__main__":
