@@ -220,7 +220,11 @@ class Engine:
 
     def check_shape(self, plan: StepPlan) -> None:
         shape = plan.shape
-        assert shape in self.ladder.shapes()
+        assert shape in (*self.ladder.shapes(), self.ladder.showing)
+        running = self.scheduler.roster.running
+        shows = [request.shows for request in running if request.row in plan.rows]
+        assert len(shows) == 1 or shape in self.ladder.decode or not any(shows)
+        assert shows == [True] or not shape.shows
         if self.setup.chunk is not None and shape not in self.ladder.decode:
             assert shape.width <= self.setup.chunk
         assert 1 <= len(plan.rows) <= shape.batch

@@ -105,6 +105,15 @@ def test_a_request_goes_where_its_prefix_is_cached_unless_that_copy_is_busy() ->
     assert again.stats.cached_tokens > 0
 
 
+def test_a_fleet_refuses_to_show_picks() -> None:
+    """The round that shows them has one row, and copies go in step."""
+    setup = Setup()
+    request = setup.request("one", 4)
+    request.shows = True
+    with pytest.raises(RequestError, match="dp 1"):
+        FleetEngine(setup, 2).fleet.add(request)
+
+
 def test_an_id_is_taken_while_any_copy_serves_it() -> None:
     setup = Setup()
     engine = FleetEngine(setup, 2)

@@ -65,7 +65,9 @@ class FamilyTrial(SharedTrial):
 
     def new_request(self) -> Request:
         longer = (self.setup.context_len // 2, self.setup.context_len - 8)
-        return random_request(self.setup, self.rng, len(self.requests), longer)
+        request = random_request(self.setup, self.rng, len(self.requests), longer)
+        request.shows = len(self.requests) % 7 == 3  # its prompt's rounds are its own
+        return request
 
 
 class StreamTrial(FamilyTrial):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log-probabilities on their way home: the last words of the outbox."""
+"""Log-probabilities and picked keys on their way home: the last words of the outbox."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from freewheel import ops
 from freewheel.models.base import Model
 from freewheel.spec.sampling import MAX_LOGPROBS
 from freewheel.spec.shape import StepShape
-from freewheel.state import OutboxLayout, SequenceState, StepView
+from freewheel.state import OutboxLayout, Picks, SequenceState, StepView
 
 ECHO_COLUMNS = 64
 """Prompt positions whose logits exist at one time: all of a rectangle's would take
@@ -50,3 +50,8 @@ def echo(
         flat = words.flatten(1)  # int32 [B, columns * SCORE_WORDS]
         outbox[:, at : at + flat.shape[1]].copy_(flat)
         at += flat.shape[1]
+
+
+def show(picks: Picks, shape: StepShape, outbox: Tensor) -> None:
+    """Which keys the last certain query of the rectangle picked."""
+    outbox[:, OutboxLayout.of(shape).picks :].copy_(picks.words())

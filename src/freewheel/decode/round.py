@@ -9,17 +9,17 @@ was decided; and lets the drafter write new drafts. Nothing here asks what kind 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from freewheel import ops
 from freewheel.decode.choice import choose_next
 from freewheel.decode.drafter import Drafter, Verified
-from freewheel.decode.report import echo, report
+from freewheel.decode.report import echo, report, show
 from freewheel.models.base import Model
 from freewheel.spec.shape import StepShape
-from freewheel.state import CachePool, SequenceState, open_step, receive, receive_table
+from freewheel.state import CachePool, Picks, SequenceState, open_step, receive, receive_table
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Round:
         start, given, query_lens = opened  # int32 [B] each
 
         view = open_step(state, rows, start, query_lens, shape.width)
+        if shape.shows:
+            view = replace(view, picks=Picks(rows, given))
         hidden = self.target.forward(view, cache)  # float [B, W, H]
         logits = self.target.logits(chosen_queries(hidden, given, shape))  # float [B, C, V]
         positions = chosen_queries(view.positions, given, shape)
@@ -66,6 +68,8 @@ class Round:
             report(logits, choice, given, shape, outbox)
         if shape.echoes:
             echo(state, view, self.target, hidden, shape, outbox)
+        if view.picks is not None:
+            show(view.picks, shape, outbox)
         verified = Verified(rows, start, accept_lens, live, hidden)
         self.drafter.draft(state, cache, verified, shape)
 

@@ -7,7 +7,7 @@ May import `freewheel.config`, `.spec`, `.host` and `.runtime`. Must never touch
 from __future__ import annotations
 
 from freewheel.engine.llm import LLM, Prompt
-from freewheel.engine.output import Arrival, Chunk, Logprobs, Metrics, Output, Piece
+from freewheel.engine.output import Arrival, Chunk, Logprobs, Metrics, Output, Piece, Selection
 from freewheel.engine.reader import Reader, Reading
 from freewheel.engine.timeline import RoundTimes
 from freewheel.engine.token_engine import Load, PoolLoad, TierLoad, TokenEngine, TokenStep
@@ -56,6 +56,7 @@ __all__ = [
     "Reading",
     "Resolved",
     "RoundTimes",
+    "Selection",
     "Span",
     "SteadyCounts",
     "SteadyDecode",

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from freewheel.config import EngineConfig, find_model
-from freewheel.engine.output import Chunk, Logprobs, Output
+from freewheel.engine.output import Chunk, Logprobs, Output, Selection
 from freewheel.engine.session import Live, Session
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.engine.wishes import adjustments_of
@@ -19,10 +19,13 @@ from freewheel.errors import ConfigError, RequestError
 from freewheel.host import DepthPolicy, Fleet, Request, Scheduler, TextStream
 from freewheel.runtime import build
 from freewheel.spec import Form, HostGrammar, SamplingParams, ShapeLadder, StepShape
+from freewheel.spec.picks import picked_layers
 from freewheel.structured import Compiler, GuideDesk, Wish
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""
+
+ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
 class LLM:
@@ -162,6 +165,19 @@ class LLM:
         self._session.check(request)
         return self._chunks(request)
 
+    def selection(self, prompt: Prompt, *, cache_salt: str = "", priority: int = 0) -> Selection:
+        """Which earlier tokens the indexers select for the last token of `prompt`, layer by layer.
+
+        The prompt is computed, or found in the cache, as that of any request; the lists come home
+        in its round's letter. So what a token of an answer was chosen from is asked with the text
+        before it. Raises RequestError if the prompt is invalid or the engine has several copies.
+        """
+        request = self._request(prompt, ONE_TOKEN, cache_salt, priority=priority, shows=True)
+        self._session.check(request)
+        for _ in self._chunks(request):
+            pass
+        return Selection(picked_layers(self.spec), request.picks, request.output[0])
+
     def _chunks(self, request: Request) -> Generator[Chunk]:
         try:
             yield from self._session.chunks(self._session.add(request, self._text_of(request)))
@@ -176,6 +192,7 @@ class LLM:
         form: Form | None = None,
         priority: int = 0,
         tenant: str = "",
+        shows: bool = False,
     ) -> Request:
         _check_priority(priority)
         if not isinstance(cache_salt, str):
@@ -217,6 +234,7 @@ class LLM:
             guide=self._guides.guide(form.source, stop_ids)
             if isinstance(form, HostGrammar)
             else None,
+            shows=shows,
         )
 
     def form_of(self, params: SamplingParams) -> Form | None:

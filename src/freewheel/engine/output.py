@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from freewheel.spec.picks import PickedLayers
 from freewheel.spec.sampling import FinishReason
 
 
@@ -108,3 +109,18 @@ class Output:
     metrics: Metrics
     logprobs: tuple[Logprobs, ...] | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the indexers select for the last token of a text, to choose the token behind it.
+
+    `picks`: of each of `of.layers`, the keys that it picks, ascending; a layer without an indexer
+    attends to the picks of the nearest one below that has one. `of.tokens` says which tokens a key
+    stands for: V3.2's key k is token k, an entry of V4 is several. `token_id`: the model's own
+    greedy choice behind the text.
+    """
+
+    of: PickedLayers
+    picks: tuple[tuple[int, ...], ...]
+    token_id: int

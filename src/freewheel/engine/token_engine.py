@@ -79,7 +79,8 @@ class TokenStep:
     `queued_seconds`: how long it waited for a row, and `cached_tokens` of its prompt that were not
     computed, of these `cached_host_tokens` from host memory: set on
     its first step. `logprobs`: one for each token, if asked for.
-    `prompt_logprobs`: on the first step with a token, if asked for.
+    `prompt_logprobs`: on the first step with a token, if asked for. `picks`: likewise, of each
+    layer that picks keys.
     """
 
     id: str
@@ -92,6 +93,7 @@ class TokenStep:
     cached_host_tokens: int = 0
     logprobs: tuple[Logprobs, ...] | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    picks: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(eq=False)
@@ -241,11 +243,12 @@ class TokenEngine:
 def _step(guest: _Guest, chunk: Chunk) -> TokenStep:
     live, first = guest.live, not guest.told
     drafted = accepted = 0
-    prompt = None
+    prompt = picks = None
     if chunk.token_ids:
         arrival = live.arrivals[guest.reported]
         drafted, accepted = arrival.drafted, arrival.accepted
         prompt = prompt_logprobs(live.request) if guest.reported == 0 else None
+        picks = live.request.picks if live.request.shows else None
         guest.reported += 1
     guest.told = True
     return TokenStep(
@@ -259,6 +262,7 @@ def _step(guest: _Guest, chunk: Chunk) -> TokenStep:
         cached_host_tokens=live.request.stats.host_tokens if first else 0,
         logprobs=chunk.logprobs,
         prompt_logprobs=prompt,
+        picks=picks,
     )
 
 

@@ -30,6 +30,17 @@ def widest_chunk(ladder: ShapeLadder, chunk: int | None) -> int:
     return narrow[-1]
 
 
+def leading(ladder: ShapeLadder, left: int, chunk: int) -> int:
+    """How many of `left` tokens to compute next where the last few need a rectangle of their own.
+
+    A rectangle's worth until those fit it: what a round covers is decided by its width. `chunk`:
+    the widest rectangle to use.
+    """
+    if left <= ladder.showing.width:
+        return left
+    return max(width for _, width in ladder.prefill if width < left and width <= chunk)
+
+
 def sharing(ladder: ShapeLadder, lengths: Sequence[int]) -> int:
     """How many of these prompts, from the first on, one rectangle takes.
 

@@ -60,6 +60,10 @@ class Fleet:
         """Whether `add` would take the request. Raises what `Scheduler.check` raises."""
         if self._lives(request.id):
             raise RequestError("id", f"{request.id!r} is in use by a live request")
+        if request.shows:
+            raise RequestError(
+                "prompt", "what a token picks can be asked of an engine of dp 1 only"
+            )
         self._first.check(request)
 
     def abort(self, request_id: str) -> Update | None:

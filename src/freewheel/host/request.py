@@ -79,6 +79,7 @@ class Request:
     `PrefixCache.keys`. `priority`: the lower goes first. `tenant`: who asks; tenants share the
     engine evenly. `overdue`: those of better priority have passed it often enough, and it is
     served before them; `shielded`: it once was, and is not preempted for their sake.
+    `shows`: it is asked which keys its last prompt token picks; `picks`: the answer.
     `fetched`: the stretch of its tokens whose pages came from host memory since it began to wait;
     None: none were sent for. Raises RequestError if the stop ids exceed MAX_STOP_IDS.
     """
@@ -94,9 +95,11 @@ class Request:
     priority: int = 0
     tenant: str = ""
     guide: Guide | None = None
+    shows: bool = False
     output: list[int] = field(default_factory=list[int])
     scores: list[TokenScore] = field(default_factory=list[TokenScore])
     echo: list[TokenScore] = field(default_factory=list[TokenScore])
+    picks: tuple[tuple[int, ...], ...] = ()
     grammar_base: int = 0
     finish: FinishReason | None = None
     tenancy: Tenancy | None = None
@@ -146,6 +149,8 @@ class Request:
         self.output.extend(row.tokens)
         if self.params.logprobs is not None:
             self.scores.extend(row.scores)
+        if self.shows:
+            self.picks = row.picks or self.picks
         if start is not None and not self.echoed:
             # computed anew after a preemption, positions come twice; the first scores stay
             fresh = row.echo[max(len(self.echo) - start, 0) :]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 
-from freewheel.host.chunks import sharing
+from freewheel.host.chunks import leading, sharing
 from freewheel.host.request import Request
 from freewheel.host.roster import Roster
 from freewheel.host.tenancy import Tenancy
@@ -82,7 +82,7 @@ def prompt_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
     started.sort(key=_urgency)
     joining = islice(roster.admissible(), ladder.max_prefill_batch)
     queue = list(heapq.merge(started, joining, key=_urgency))
-    chosen = queue[: sharing(ladder, [_chunk(roster, request) for request in queue])]
+    chosen = _chosen(roster, ladder, queue)
     waiting = [request for request in chosen if request.tenancy is None]
     tenants = len(roster.running)
     seats: list[Seat | None] = []
@@ -93,10 +93,18 @@ def prompt_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
                 continue
             roster.admit(request)
             tenants += 1
-        seats.append(_prompt_seat(roster, request))
+        seats.append(_prompt_seat(roster, ladder, request))
     found = [seat for seat in seats if seat is not None]
     roster.served([seat.request for seat in found], started)
     return found
+
+
+def _chosen(roster: Roster, ladder: ShapeLadder, queue: list[Request]) -> list[Request]:
+    """Those whose chunks share a rectangle. A request that shows picks has one to itself."""
+    if queue and queue[0].shows:
+        return queue[:1]
+    plain = [request for request in queue if not request.shows]
+    return plain[: sharing(ladder, [_chunk(roster, ladder, request) for request in plain])]
 
 
 _rank = attrgetter("rank")
@@ -125,6 +133,8 @@ def decode_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
 def prompt_shape(seats: list[Seat], ladder: ShapeLadder, batch: int) -> StepShape:
     """The smallest prompt rectangle for these rows, of which a copy of the model has `batch`."""
     ready = any(seat.ends_prompt for seat in seats)
+    if ready and seats[0].request.shows:
+        return ladder.showing
     longest = max(seat.advance for seat in seats)
     extras, guided = extras_of(seats), guided_of(seats)
     return ladder.fit_prefill(batch, longest, ready, extras, guided)
@@ -165,17 +175,18 @@ def step_plan(
     )
 
 
-def _chunk(roster: Roster, request: Request) -> int:
+def _chunk(roster: Roster, ladder: ShapeLadder, request: Request) -> int:
     """Tokens of the request's next prompt chunk; of a waiting one, as if nothing were kept."""
-    return min(request.known - request.upper, roster.footprint.chunk)
+    left, most = request.known - request.upper, roster.footprint.chunk
+    return leading(ladder, left, most) if request.shows else min(left, most)
 
 
-def _prompt_seat(roster: Roster, request: Request) -> Seat | None:
+def _prompt_seat(roster: Roster, ladder: ShapeLadder, request: Request) -> Seat | None:
     # One of better rank may have preempted this one since it was chosen.
     if request.tenancy is None:
         return None
     tenancy = request.tenancy
-    start, given = tenancy.upper, _chunk(roster, request)
+    start, given = tenancy.upper, _chunk(roster, ladder, request)
     tokens = roster.footprint.chunk_tokens(start, given, tenancy.known)
     writes = roster.secure(request, tokens)
     if writes is None:

@@ -41,4 +41,6 @@ class EntryIndexer:
         """
         entries = index_keys_of(cache, INDEX_ENTRY, self.layer)
         table, topk = view.table(sight.places.entries), self.spec.topk
-        return pick(query, gates, entries, table, view.rows, sight.lens, topk, self.scan)
+        slots = pick(query, gates, entries, table, view.rows, sight.lens, topk, self.scan)
+        view.note(slots, sight.lens, table, entries.page_rows)
+        return slots

@@ -61,7 +61,9 @@ class Indexer:
             view.write_slots[HISTORY],
         )  # [B, W, Hi, Di], float [B, W, Hi]
         table = view.page_tables[HISTORY]
-        return pick(query, gates, keys, table, view.rows, view.kv_lens, spec.topk, self.scan)
+        slots = pick(query, gates, keys, table, view.rows, view.kv_lens, spec.topk, self.scan)
+        view.note(slots, view.kv_lens, table, keys.page_rows)
+        return slots
 
 
 def pick(

@@ -36,6 +36,7 @@ from freewheel.runtime.streams import CudaStreams, NoStreams, Streams
 from freewheel.runtime.uplink import Uplink
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.mesh import ALONE, REPLICA_RANKS, Mesh
+from freewheel.spec.picks import picked_layers
 from freewheel.spec.plan import StepPlan, StepResult
 from freewheel.spec.shape import StepShape
 from freewheel.spec.transfer import SlotPlan
@@ -107,6 +108,7 @@ class Executor:
         self.sync_log = SyncLog()
         drafter.open(self.arena, sizes.rows)
         self._round = Round(self.state, self.cache, target, drafter)
+        self._picked = picked_layers(target.spec)
         self._graph = graph
         self._run_ahead = run_ahead
         self._guard = guard
@@ -119,7 +121,7 @@ class Executor:
         slot = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups)))
         self.mover = Mover(self.cache, slot, sizes.host_slots, device)
         self._pool = GraphPool() if graph == "cuda" else None
-        self._mailbox = Mailbox(run_ahead, self._streams, self.counters, mesh.dp)
+        self._mailbox = Mailbox(run_ahead, self._streams, self.counters, mesh.dp, self._picked)
         self._lanes: dict[StepShape, Lane] = {}
         self._ready = False
 
@@ -247,13 +249,13 @@ class Executor:
     def _new_letters(self, shape: StepShape) -> tuple[Tensor, Tensor, Tensor]:
         """(inbox, outbox, what goes home) of one shape, static."""
         name = f"letters.{shape.batch}x{shape.width}+{shape.depth}.{shape.extras}"
-        name += f".{shape.tables:d}{shape.guided:d}{shape.catches_up:d}"
+        name += f".{shape.tables:d}{shape.guided:d}{shape.catches_up:d}{shape.shows:d}"
         words = self._inbox_layout(shape).words
         inbox = self.arena.new(f"{name}.inbox", (words,), torch.int32)
-        outbox = self.arena.new(f"{name}.outbox", outbox_shape(shape), torch.int32)
+        batch, width = outbox_shape(shape, self._picked.words)
+        outbox = self.arena.new(f"{name}.outbox", (batch, width), torch.int32)
         if self.copies == 1:
             return inbox, outbox, outbox
-        batch, width = outbox_shape(shape)
         home = self.arena.new(f"{name}.home", (self.copies * batch, width), torch.int32)
         return inbox, outbox, home
 

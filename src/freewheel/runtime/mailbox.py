@@ -13,6 +13,7 @@ from torch import Tensor
 
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.streams import Mark, Streams
+from freewheel.spec.picks import PickedLayers
 from freewheel.spec.plan import RowResult, StepPlan, StepResult, TokenScore
 from freewheel.spec.sampling import MAX_LOGPROBS, FinishReason
 from freewheel.spec.shape import StepShape
@@ -50,12 +51,20 @@ class Mailbox:
     the midst of a wait too, leaves every slot either waiting or free.
     """
 
-    def __init__(self, depth: int, streams: Streams, counters: Counters, copies: int = 1) -> None:
+    def __init__(
+        self,
+        depth: int,
+        streams: Streams,
+        counters: Counters,
+        copies: int = 1,
+        picked: PickedLayers | None = None,
+    ) -> None:
         """`depth`: letters that may wait unread while another round is launched.
 
-        `copies`: of the model, whose letters come home together.
+        `copies`: of the model, whose letters come home together. `picked`: the model's.
         """
         self._depth, self._copies = depth, copies
+        self._picked = picked or PickedLayers()
         self._streams = streams
         self._counters = counters
         self._waiting: deque[tuple[StepPlan, _Slot]] = deque()
@@ -99,10 +108,28 @@ class Mailbox:
         words, batch = slot.words.tolist(), plan.shape.batch
         self._waiting.popleft()
         first, *others = (
-            StepResult(plan.round_id, _rows(one, words[at * batch : (at + 1) * batch]))
+            StepResult(plan.round_id, self._rows(one, words[at * batch : (at + 1) * batch]))
             for at, one in enumerate(plan.each)
         )
         return replace(first, others=tuple(others))
+
+    def _rows(self, plan: StepPlan, words: list[list[int]]) -> tuple[RowResult, ...]:
+        """What came of the plan's rows, of which `words` are a batch."""
+        shape = plan.shape
+        rows = tuple(_row_result(row, one) for row, one in zip(plan.rows, words, strict=False))
+        if not (shape.reports or shape.shows):
+            return rows
+        layout, pairs = OutboxLayout.of(shape, self._picked.words), zip(rows, words, strict=False)
+        if shape.shows:
+            return tuple(self._with_picks(row, one[layout.picks :]) for row, one in pairs)
+        return tuple(with_scores(row, one, layout) for row, one in pairs)
+
+    def _with_picks(self, row: RowResult, words: list[int]) -> RowResult:
+        """`row` with the keys that `words` name, layer by layer."""
+        topk = self._picked.topk
+        starts = range(0, len(words), max(topk, 1))
+        found = (tuple(one for one in words[at : at + topk] if one >= 0) for at in starts)
+        return replace(row, picks=tuple(found))
 
     def _free_slot(self, shape: StepShape) -> _Slot:
         """A slot of `shape` whose letter was read; fewer wait than there are slots."""
@@ -110,7 +137,7 @@ class Mailbox:
         return next(slot for slot in self._slots[shape] if all(slot is not b for b in busy))
 
     def _new_slot(self, shape: StepShape) -> _Slot:
-        batch, width = outbox_shape(shape)
+        batch, width = outbox_shape(shape, self._picked.words)
         words = self._streams.pages(self._copies * batch, width)
         return _Slot(words, self._streams.mark(), self._streams.mark())
 
@@ -125,15 +152,6 @@ def digest_of(tensors: Iterable[Tensor], streams: Streams) -> bytes:
         for tensor in tensors:
             found.update(tensor.cpu().numpy().tobytes())
     return found.digest()
-
-
-def _rows(plan: StepPlan, words: list[list[int]]) -> tuple[RowResult, ...]:
-    """What came of the plan's rows, of which `words` are a batch."""
-    rows = tuple(_row_result(row, fields) for row, fields in zip(plan.rows, words, strict=False))
-    if not plan.shape.reports:
-        return rows
-    layout = OutboxLayout.of(plan.shape)
-    return tuple(with_scores(one, words, layout) for one, words in zip(rows, words, strict=False))
 
 
 def _row_result(row: int, words: list[int]) -> RowResult:
@@ -162,7 +180,7 @@ def _scores(words: list[int]) -> tuple[TokenScore, ...]:
     )
 
 
-def outbox_shape(shape: StepShape) -> tuple[int, int]:
-    """Shape of the int32 outbox of rounds of `shape`."""
-    layout = OutboxLayout.of(shape)
+def outbox_shape(shape: StepShape, picked: int = 0) -> tuple[int, int]:
+    """Shape of the int32 outbox of rounds of `shape`. `picked`: words of one query's picks."""
+    layout = OutboxLayout.of(shape, picked)
     return layout.batch, layout.row_words

@@ -117,7 +117,8 @@ class RowResult:
     `tokens`: newly certain, in order. `computed`: the row's new computed length. `drafted`: drafts
     verified; `agreed`: how many of `tokens`, from the first on, had been drafted. `scores`: of each
     of `tokens`, in rounds that report. `echo`: in rounds that echo, of the token behind each of the
-    rectangle's positions (one that is not certain yet scores as token 0).
+    rectangle's positions (one that is not certain yet scores as token 0). `picks`: in rounds that
+    show them, the keys that the last certain token picks in each layer that does, ascending.
     """
 
     row: int
@@ -128,6 +129,7 @@ class RowResult:
     agreed: int
     scores: tuple[TokenScore, ...] = ()
     echo: tuple[TokenScore, ...] = ()
+    picks: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ class StepShape:
     `tables`: the round brings a piece of a grammar's table and does nothing else. `guided`: its
     letter brings masks for rows whose grammar the host follows; such a round adjusts.
     `catches_up`: in a decoding round without drafts, the drafter reads what such rounds before it
-    left for later.
+    left for later. `shows`: the end of one prompt; the letter home says which keys its last token
+    picks in each layer.
     """
 
     batch: int
@@ -43,6 +44,7 @@ class StepShape:
     tables: bool = False
     guided: bool = False
     catches_up: bool = False
+    shows: bool = False
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.width < 1:
@@ -56,6 +58,9 @@ class StepShape:
             raise ConfigError(f"StepShape: a guided round adjusts, got {self}")
         if self.catches_up and (self.width, self.depth) != (1, 0):
             raise ConfigError(f"StepShape: a round that catches up decodes plainly, got {self}")
+        plain = self.batch == 1 and self.for_prompts and not (self.depth or self.extras)
+        if self.shows and not plain:
+            raise ConfigError(f"StepShape: a round that shows picks ends one prompt, got {self}")
 
     @property
     def adjusts(self) -> bool:
@@ -170,6 +175,11 @@ class ShapeLadder:
         """The most positions past `computed` that any round on this ladder writes."""
         return max(shape.reach for shape in self.shapes())
 
+    @property
+    def showing(self) -> StepShape:
+        """The one in which a prompt ends whose last token's picks are asked for."""
+        return StepShape(1, min(width for _, width in self.prefill), 0, shows=True)
+
     def fit_decode(
         self, rows: int, extras: int = 0, guided: bool = False, depth: int | None = None
     ) -> StepShape:
@@ -207,6 +217,7 @@ class ShapeLadder:
         every += [replace(s, catches_up=True) for s in every if self.lag and s.lags]
         every += [replace(s, guided=True) for s in every if guided and s.adjusts]
         every += [TABLES] if extras else []
+        every += [self.showing] if extras >= ECHOES else []
         return tuple(sorted(set(every), key=lambda s: (-s.batch * s.width, -s.depth, -s.extras)))
 
     def shapes_of_one(self, prompt: int) -> tuple[StepShape, ...]:

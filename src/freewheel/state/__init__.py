@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from freewheel.state.arena import Arena
 from freewheel.state.letters import InboxLayout, OutboxLayout
+from freewheel.state.picks import Picks
 from freewheel.state.pool import CachePool
 from freewheel.state.receive import receive, receive_table
 from freewheel.state.sequence import SequenceState
@@ -19,6 +20,7 @@ __all__ = [
     "CachePool",
     "InboxLayout",
     "OutboxLayout",
+    "Picks",
     "SequenceState",
     "StepView",
     "open_step",

@@ -121,17 +121,21 @@ class OutboxLayout:
     """The letter home of rounds of `shape`: int32 [B, row_words].
 
     `reported`: tokens of a row that come with their scores; `echoed`: prompt positions, likewise.
+    `picked`: words of picked keys.
     """
 
     batch: int
     choices: int
     reported: int = 0
     echoed: int = 0
+    picked: int = 0
 
     @classmethod
-    def of(cls, shape: StepShape) -> OutboxLayout:
+    def of(cls, shape: StepShape, picked: int = 0) -> OutboxLayout:
+        """`picked`: words of the keys that one query picks (`PickedLayers.words`)."""
         reported = shape.choices if shape.reports else 0
-        return cls(shape.batch, shape.choices, reported, shape.width if shape.echoes else 0)
+        echoed = shape.width if shape.echoes else 0
+        return cls(shape.batch, shape.choices, reported, echoed, picked if shape.shows else 0)
 
     @property
     def scores(self) -> int:
@@ -144,5 +148,10 @@ class OutboxLayout:
         return self.scores + self.reported * SCORE_WORDS
 
     @property
-    def row_words(self) -> int:
+    def picks(self) -> int:
+        """[picked]: of each layer that picks, in order, numbers of keys, -1 padded."""
         return self.echo + self.echoed * SCORE_WORDS
+
+    @property
+    def row_words(self) -> int:
+        return self.picks + self.picked

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from freewheel import ops
+from freewheel.state.picks import Picks
 from freewheel.state.sequence import SequenceState
 
 
@@ -22,10 +23,16 @@ class StepView:
     write_slots: Tensor  # int64 [G, B, W]  scratch slot 0 where the query is padding
     page_tables: Tensor  # int32 [G, R, P]  the whole tables: kernels read them by row
     columns: tuple[int, ...] = ()
+    picks: Picks | None = None  # where it is noted which keys are picked, if somebody asks
 
     def table(self, group: int) -> Tensor:
         """int32 [R, columns of the group]: its page table, without columns it never uses."""
         return self.page_tables[group, :, : self.columns[group]]
+
+    def note(self, slots: Tensor, lens: Tensor, table: Tensor, page_rows: int) -> None:
+        """A layer picked these, as `Picks.note` takes them."""
+        if self.picks is not None:
+            self.picks.note(slots, lens, table, page_rows)
 
 
 def open_step(
