@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast a model's weights reach their device, against how fast their files can be read at all.
 
-    python benchmarks/bench_load.py [--gigabytes 20] [--shard 4] [--device cuda] [--folder DIR]
+    python benchmarks/bench_load.py [--gigabytes 20] [--shard 4] [--device cuda] [--tp N]
+        [--folder DIR]
 
 A folder of DeepSeek-V3.2's names and dimensions is written (or used again, if `--folder` holds one
 already), with as many experts as the size asks for, one tensor each as they are released; its
@@ -33,6 +34,7 @@ import torch
 
 from freewheel.models import load_folder, open_dummy, open_folder
 from freewheel.models.staging import BUFFER_BYTES, READ_THREADS, gpu_reader
+from freewheel.spec.mesh import ALONE, Mesh
 
 CONFIG = Path(__file__).parent / "configs" / "v32_tp8shard.json"
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
@@ -159,9 +161,8 @@ def staged_rate(folder: Path, threads: int, buffer: int) -> float:
     place = torch.empty(max(t.size for t in tensors), dtype=torch.uint8, device="cuda")
     reader = gpu_reader(place.numel(), buffer, threads)
     begin = time.perf_counter()
-    for stored in tensors:
-        reader.begin(stored, place[: stored.size])
-    reader.settle()
+    for begun in [reader.begin(stored, place[: stored.size]) for stored in tensors]:
+        reader.settle(begun)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
     reader.close()
@@ -176,12 +177,14 @@ def held(kind: str) -> int:
     raise SystemExit(f"this system does not tell {kind}")
 
 
-def load(folder: Path, device: str) -> dict[str, float]:
+def load(folder: Path, device: str, mesh: Mesh = ALONE) -> dict[str, float]:
     """Load once; rate and time from headers to the last byte, and host memory beyond before."""
     before = held("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", "utf-8")  # VmHWM counts from here
     begin = time.perf_counter()
-    loaded = load_folder(open_folder(folder), torch.bfloat16, device=device, positions=4096)
+    loaded = load_folder(
+        open_folder(folder), torch.bfloat16, device=device, positions=4096, mesh=mesh
+    )
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - begin
@@ -193,7 +196,7 @@ def load(folder: Path, device: str) -> dict[str, float]:
 
 
 def measure(
-    folder: Path, device: str, threads: Sequence[int], buffers: Sequence[int]
+    folder: Path, device: str, threads: Sequence[int], buffers: Sequence[int], tp: int = 1
 ) -> dict[str, Any]:
     """All figures of one folder."""
     files = sorted(folder.glob("*.safetensors"))
@@ -208,7 +211,7 @@ def measure(
             for n in threads
             for size in buffers
         }
-    loads = [load(folder, device) for _ in range(2)]
+    loads = [load(folder, device, Mesh(tp, tp // 2)) for _ in range(2)]
     best = max(one["bytes_per_second"] for one in loads)
     return {
         "bytes": sum(sizes),
@@ -248,6 +251,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--threads", default=str(READ_THREADS), help="Of `staged`.")
     parser.add_argument("--buffer-mb", default=str(BUFFER_BYTES >> 20), help="Of `staged`.")
+    parser.add_argument("--tp", type=int, default=1, help="Load what one of so many ranks holds.")
     parser.add_argument("--folder", type=Path, help="Write there and keep it.")
     parser.add_argument("--write-only", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -260,7 +264,7 @@ def main() -> None:
             return
         threads = [int(n) for n in options.threads.split(",")]
         buffers = [int(n) << 20 for n in options.buffer_mb.split(",")]
-        found = measure(folder, options.device, threads, buffers)
+        found = measure(folder, options.device, threads, buffers, options.tp)
     if options.json:
         json.dump(found, sys.stdout)
         print()

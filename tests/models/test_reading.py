@@ -18,7 +18,9 @@ from torch import Tensor
 from freewheel.errors import CheckpointError
 from freewheel.models.header import StoredTensor, read_header
 from freewheel.models.reading import MappedReader, Mapping, Reader
-from freewheel.models.staging import StagedReader
+from freewheel.models.staging import MOST_OPEN, StagedReader
+from freewheel.nn.cut import Cut
+from freewheel.spec.mesh import Share
 
 E8M0 = torch.float8_e8m0fnu
 STORED = {
@@ -82,8 +84,7 @@ def test_every_dtype_arrives_bit_for_bit(
     want = STORED[name]
     found = torch.full_like(want.view(torch.uint8), 9).view(want.dtype)
     as_bytes = want.dtype in (torch.int8, E8M0)
-    reader.begin(stored[name], found.view(torch.uint8) if as_bytes else found)
-    reader.settle()
+    reader.settle(reader.begin(stored[name], found.view(torch.uint8) if as_bytes else found))
     assert torch.equal(found.view(torch.uint8), want.view(torch.uint8))
 
 
@@ -92,17 +93,28 @@ def test_a_byte_that_scales_is_a_power_of_two(
 ) -> None:
     """Whether its dtype says so or it is a plain byte, where a number is asked for."""
     numbers, powers = torch.empty(3), torch.empty(7)
-    reader.begin(stored["powers"], numbers)
-    reader.begin(stored["odd"], powers)
-    reader.settle()
+    reader.settle(reader.begin(stored["powers"], numbers))
+    reader.settle(reader.begin(stored["odd"], powers))
     assert numbers.tolist() == [0.25, 1.0, 64.0]
     assert powers.tolist() == [2.0 ** (e - 127) for e in range(7)]
 
 
+CUTS = [Cut(Share(1, 2), -1), Cut(Share(0, 2), -2), Cut(Share(4, 5), -2), Cut(Share(1, 2), -2, 5)]
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_rank_s_part_arrives_alone(
+    cut: Cut, dtype: torch.dtype, stored: dict[str, StoredTensor], reader: Reader
+) -> None:
+    target = torch.full(cut.shape((10, 100)), 9, dtype=dtype)
+    reader.settle(reader.begin(stored["halves"], target, cut))
+    assert torch.equal(target, cut.of(STORED["halves"]).to(dtype))
+
+
 def test_numbers_are_cast_to_where_they_go(stored: dict[str, StoredTensor], reader: Reader) -> None:
     whole = torch.zeros(10, 100, 2, dtype=torch.float64)
-    reader.begin(stored["halves"], whole[..., 1])
-    reader.settle()
+    reader.settle(reader.begin(stored["halves"], whole[..., 1]))
     assert torch.equal(whole[..., 1], STORED["halves"].double())
     assert not whole[..., 0].any()
 
@@ -116,8 +128,7 @@ def test_buffers_take_turns(stored: dict[str, StoredTensor]) -> None:
 
     reader = StagedReader(new_slot, 2)
     target = torch.empty(10, 100, dtype=torch.bfloat16)
-    reader.begin(stored["halves"], target)
-    reader.settle()
+    reader.settle(reader.begin(stored["halves"], target))
     assert len(slots) == 2 and all(slot.turns for slot in slots)
     assert sum(slot.turns for slot in slots) == -(-2000 // 96)
     reader.close()
@@ -135,9 +146,8 @@ def test_one_tensor_does_not_wait_for_the_one_before(stored: dict[str, StoredTen
 
     reader = StagedReader(new_slot, 5)
     found = {name: torch.zeros_like(want.view(torch.uint8)) for name, want in STORED.items()}
-    for name, target in found.items():
-        reader.begin(stored[name], target)
-    reader.settle()
+    for one in [reader.begin(stored[name], target) for name, target in found.items()]:
+        reader.settle(one)
     reader.close()
     assert all(torch.equal(found[name], want.view(torch.uint8)) for name, want in STORED.items())
     assert len(slots) <= 5
@@ -147,8 +157,7 @@ def test_few_buffers_are_made_for_few_bytes(stored: dict[str, StoredTensor]) -> 
     made: list[HostSlot] = []
     reader = StagedReader(lambda: made.append(PromptSlot()) or made[-1], 8)
     for _ in range(6):
-        reader.begin(stored["odd"], torch.empty(7, dtype=torch.uint8))
-        reader.settle()
+        reader.settle(reader.begin(stored["odd"], torch.empty(7, dtype=torch.uint8)))
     reader.close()
     assert len(made) == 1
 
@@ -158,24 +167,23 @@ def test_a_file_that_shrinks_meanwhile_is_named(stored: dict[str, StoredTensor])
     file.write_bytes(file.read_bytes()[:-400])
     last = max(stored.values(), key=lambda s: s.start + s.size)
     reader = StagedReader(PromptSlot, 2)
-    reader.begin(last, torch.empty(last.size, dtype=torch.uint8))
+    begun = reader.begin(last, torch.empty(last.size, dtype=torch.uint8))
     with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while"):
-        reader.settle()
+        reader.settle(begun)
     reader.close()
 
 
-def test_few_files_are_mapped_at_once(tmp_path: Path) -> None:
+def test_few_files_are_mapped_or_open_at_once(tmp_path: Path) -> None:
     """What a mapping has touched counts as memory of the process."""
     mapping, reader = Mapping(), StagedReader(PromptSlot, 1)
-    for at in range(12):
+    for at in range(40):
         file = tmp_path / f"{at}.safetensors"
         save_file({"a": torch.full((3,), float(at))}, file)
         own = read_header(file)["a"]
         target = torch.empty(3)
-        reader.begin(own, target)
-        reader.settle()
+        reader.settle(reader.begin(own, target))
         assert target.tolist() == mapping.tensor(own).tolist() == [at] * 3
-    assert len(mapping) <= 4 and len(reader) <= 4
+    assert len(mapping) <= 4 and len(reader) <= MOST_OPEN
     reader.close()
 
 
@@ -198,9 +206,9 @@ def test_what_stops_a_thread_is_raised_where_bytes_are_awaited(
             raise ZeroDivisionError
 
     reader = StagedReader(Broken, 2, 2)
-    reader.begin(stored["wide"], torch.empty(333))
+    begun = reader.begin(stored["wide"], torch.empty(333))
     with pytest.raises(ZeroDivisionError):
-        reader.settle()
+        reader.settle(begun)
     reader.close()
 
 

@@ -13,16 +13,16 @@ from freewheel.errors import CheckpointError, UnsupportedModel
 from freewheel.models.header import StoredTensor
 from freewheel.models.storage import (
     WHOLE,
-    BlockStorage,
-    PackedStorage,
     PlainStorage,
+    Request,
     Storage,
     Wanted,
     check_cut,
+    empty_matrix,
     find_storage,
 )
 from freewheel.nn.cut import Cut
-from freewheel.nn.matrix import BlockMatrix, Matrix, PackedMatrix, PlainMatrix
+from freewheel.nn.matrix import Matrix
 from freewheel.spec.mesh import ALONE, Mesh
 
 MOST_MISSING = 100_000
@@ -36,7 +36,7 @@ class Catalogue:
     `parameters`: numbers asked for, whatever they are stored as.
     `storages`: how each weight is stored that may be quantised. `held`: what each tensor is held
     as, for people. `parts`: into how many a stored tensor is cut, of which one is read; 0 if
-    another rank reads it.
+    another rank reads it. `requests`: for what a source is to hand out, in order.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Catalogue:
         self.parameters = 0
         self.skipped: dict[str, str] = {}
         self.parts: dict[str, int] = {}
+        self.requests: list[Request] = []
 
     def read_bytes(self) -> int:
         """Of the folder, what this rank reads."""
@@ -74,17 +75,20 @@ class Catalogue:
         dtype: torch.dtype | None = None,
         cut: Cut | None = None,
     ) -> Tensor:
-        self._record(shape, {name: Wanted(tuple(shape))})
-        self._cut(PlainStorage(name, tuple(shape)), cut)
-        return self._plain(name, shape, dtype or self.dtype, cut)
+        found = PlainStorage(name, tuple(shape))
+        self._record(shape, found.wanted())
+        self._cut(found, cut)
+        return self._plain(found, dtype, cut)
 
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
         del below
         self._record(shape, {name: Wanted(tuple(shape), WHOLE)})
-        return self._plain(name, shape, torch.int32, None)
+        return self._plain(PlainStorage(name, tuple(shape)), torch.int32, None)
 
     def matrix(self, name: str, shape: tuple[int, ...], cut: Cut | None = None) -> Matrix:
-        held = self._held(self._find(name, shape, cut), cut)
+        found = self._find(name, shape, cut)
+        self.requests.append(Request(found, self.dtype, cut))
+        held = empty_matrix(found, self.dtype, self.device, cut)
         self.held[name] = held.storage
         return held
 
@@ -95,7 +99,7 @@ class Catalogue:
     def fill(
         self, name: str, shape: tuple[int, ...], target: Matrix, cut: Cut | None = None
     ) -> None:
-        own = self._held(self._find(name, shape, cut), cut)
+        own = empty_matrix(self._find(name, shape, cut), self.dtype, self.device, cut)
         if self.has(name) and own.storage != target.storage:
             raise UnsupportedModel(
                 f"{self._place(name)}: stored as {self._stored[name].dtype}, and the first of the "
@@ -113,8 +117,13 @@ class Catalogue:
         dtype: torch.dtype | None = None,
         cut: Cut | None = None,
     ) -> Tensor:
-        self._find(name, shape, cut)
-        return self._plain(name, shape, dtype or self.dtype, cut)
+        found = self._find(name, shape, cut)
+        if isinstance(found, PlainStorage):
+            return self._plain(found, dtype, cut)
+        self.requests.append(Request(found, self.dtype, cut))
+        own = empty_matrix(PlainStorage(name, tuple(shape)), dtype or self.dtype, self.device, cut)
+        self.held[name] = own.storage
+        return own.tensors()[0]
 
     def same(self, name: str, other: str) -> bool:
         del name, other
@@ -136,23 +145,12 @@ class Catalogue:
             check_cut(found, cut)
             self.parts |= dict.fromkeys(found.wanted(), cut.share.count)
 
-    def _plain(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None
-    ) -> Tensor:
-        own = self._empty(shape, dtype, cut)
-        self.held[name] = PlainMatrix(own).storage
-        return own
-
-    def _held(self, found: Storage, cut: Cut | None) -> Matrix:
-        match found:
-            case PlainStorage():
-                return PlainMatrix(self._empty(found.shape, self.dtype, cut))
-            case BlockStorage():
-                values = self._empty(found.shape, torch.float8_e4m3fn, cut)
-                return BlockMatrix(values, self._empty(found.grid, torch.float32, cut))
-            case PackedStorage():
-                values = self._empty(found.bytes_shape, torch.uint8, cut)
-                return PackedMatrix(values, self._empty(found.grid, torch.uint8, cut))
+    def _plain(self, found: PlainStorage, dtype: torch.dtype | None, cut: Cut | None) -> Tensor:
+        request = Request(found, dtype or self.dtype, cut)
+        self.requests.append(request)
+        own = empty_matrix(found, request.dtype, self.device, cut)
+        self.held[found.name] = own.storage
+        return own.tensors()[0]
 
     def _record(self, shape: tuple[int, ...], wanted: dict[str, Wanted]) -> None:
         self.parameters += math.prod(shape)
@@ -163,10 +161,6 @@ class Catalogue:
                 f"config.json: its num_hidden_layers and n_routed_experts ask for far more tensors "
                 f"than the {len(self._stored)} that the folder holds"
             )
-
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None) -> Tensor:
-        own = shape if cut is None else cut.shape(shape)
-        return torch.empty(own, dtype=dtype, device=self.device)
 
     def _place(self, name: str) -> str:
         found = self._stored.get(name)

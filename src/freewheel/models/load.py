@@ -95,7 +95,10 @@ def load_folder(
     stock = take_stock(folder, dtype, positions=positions, mtp=mtp, mesh=mesh)
     catalogue = stock.catalogue
     total = catalogue.read_bytes()
-    with SafetensorsSource(folder.tensors, dtype, device, progress, total, mesh) as source:
+    requests = catalogue.requests
+    with SafetensorsSource(
+        folder.tensors, dtype, device, progress, total, mesh, requests
+    ) as source:
         model, head = load_model(folder.spec, source, positions=positions, mtp=mtp)
         shared = {name: why for name, why in source.skipped.items() if name in catalogue.wanted}
     notes = (

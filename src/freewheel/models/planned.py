@@ -7,9 +7,15 @@ import torch
 from torch import Tensor
 
 from freewheel.models.dummy import EXPERTS, DummySource
-from freewheel.models.storage import BlockStorage, PackedStorage, check_cut
+from freewheel.models.storage import (
+    BlockStorage,
+    PackedStorage,
+    Storage,
+    check_cut,
+    empty_matrix,
+)
 from freewheel.nn.cut import Cut
-from freewheel.nn.matrix import BlockMatrix, Matrix, PackedMatrix
+from freewheel.nn.matrix import Matrix
 from freewheel.spec.mesh import Mesh
 from freewheel.spec.model import ModelSpec
 
@@ -47,25 +53,17 @@ class PlannedSource(DummySource):
 
     def matrix(self, name: str, shape: tuple[int, ...], cut: Cut | None = None) -> Matrix:
         if self._packed and name.endswith(EXPERTS):
-            packed = PackedStorage(name, shape, "", packed=True)
-            values = self._empty(packed.bytes_shape, torch.uint8, cut)
-            own: Matrix = PackedMatrix(values, self._empty(packed.grid, torch.uint8, cut))
-            found: BlockStorage | PackedStorage = packed
+            found: Storage = PackedStorage(name, shape, "", packed=True)
         elif self._quantised:
             found = BlockStorage(name, shape, "")
-            values = self._empty(shape, torch.float8_e4m3fn, cut)
-            own = BlockMatrix(values, self._empty(found.grid, torch.float32, cut))
         else:
             return super().matrix(name, shape, cut)
         if cut is not None:
             check_cut(found, cut)
+        own = empty_matrix(found, self.dtype, self.device, cut)
         for part in own.tensors():
             self._count(name, part)
         return own
 
     def _count(self, name: str, part: Tensor) -> None:
         self.sizes[name] = self.sizes.get(name, 0) + part.numel() * part.element_size()
-
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None) -> Tensor:
-        own = shape if cut is None else cut.shape(shape)
-        return torch.empty(own, dtype=dtype, device=self.device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -101,15 +102,25 @@ def part_of(stored: StoredTensor, cut: Cut) -> StoredTensor | None:
     return replace(stored, shape=cut.shape(stored.shape), start=start, size=size)
 
 
-class Reader(Protocol):
-    """Copies stored tensors to where they shall lie, cast to the dtype there."""
+class Begun:
+    """What was begun of one tensor. `left`: pieces on their way. `finish`: what then remains."""
 
-    def begin(self, stored: StoredTensor, target: Tensor) -> None:
+    __slots__ = ("finish", "left")
+
+    def __init__(self, left: int = 0, finish: Callable[[], None] = lambda: None) -> None:
+        self.left, self.finish = left, finish
+
+
+class Reader(Protocol):
+    """Copies stored tensors, or a rank's part of them, to where they shall lie, cast to the dtype
+    there."""
+
+    def begin(self, stored: StoredTensor, target: Tensor, cut: Cut | None = None) -> Begun:
         """The target may not be looked at before `settle`."""
         ...
 
-    def settle(self) -> None:
-        """Return when all that was begun is where it belongs, for who comes behind on its stream.
+    def settle(self, begun: Begun) -> None:
+        """Return when all of it is where it belongs, for who comes behind on its stream. Once.
 
         Raises CheckpointError if a file ended too soon.
         """
@@ -126,11 +137,16 @@ class MappedReader:
     def __init__(self, mapping: Mapping) -> None:
         self._mapping = mapping
 
-    def begin(self, stored: StoredTensor, target: Tensor) -> None:
-        target.copy_(seen_for(self._mapping.bytes_of(stored), stored, target.dtype))
-
-    def settle(self) -> None:
+    def begin(self, stored: StoredTensor, target: Tensor, cut: Cut | None = None) -> Begun:
         """What is begun is done."""
+        if cut is not None and (part := part_of(stored, cut)) is not None:
+            stored, cut = part, None
+        found = seen_for(self._mapping.bytes_of(stored), stored, target.dtype)
+        target.copy_(found if cut is None else cut.of(found))
+        return Begun()
+
+    def settle(self, begun: Begun) -> None:
+        begun.finish()
 
     def close(self) -> None:
         """The mapping is its owner's."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From weight files to a GPU, by way of page-locked buffers: threads read while the GPU copies.
 
-A tensor is cut into pieces. Whichever reading thread is free takes the next piece and a free
+A tensor is cut into pieces: stretches of a file, or, of a rank's columns, stretches of many rows,
+gathered from the mapped file. Whichever reading thread is free takes the next piece and a free
 buffer and reads; one more thread starts the copies, and a buffer is free again when the GPU has
 taken what is in it. Whoever asks for tensors does not wait for the ones before, so that reading
 never pauses between two of them.
@@ -15,19 +16,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Condition, Thread
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, cast
 
+import numpy
 import torch
 from torch import Tensor
 
 from freewheel.errors import CheckpointError
 from freewheel.models.header import StoredTensor
-from freewheel.models.reading import MOST_MAPPED, TYPES, seen_for
+from freewheel.models.reading import TYPES, Begun, Mapping, part_of, seen_as, seen_for
+from freewheel.nn.cut import Cut
 
 READ_THREADS = 12
 """More read faster alone, and slower while one thread more sends (docs/lab.md, 2026-11-30)."""
@@ -35,6 +38,9 @@ READ_THREADS = 12
 BUFFERS, BUFFER_BYTES = 2 * READ_THREADS, 4 << 20
 """Buffers at most; half of them are filled while the others are copied. Small ones stay in the
 processor's cache from the read to the copy."""
+
+MOST_OPEN = 16
+"""Files that are open at once."""
 
 _cuda = cast(Any, torch.cuda)
 
@@ -71,13 +77,41 @@ class PinnedSlot:
         self.event.record()
 
 
-class Piece(NamedTuple):
-    """Bytes of an open file from `offset` on, and where they go."""
+class Stretch(NamedTuple):
+    """Bytes of an open file from `offset` on."""
 
     descriptor: int
     file: Path
     offset: int
+
+    def read(self, buffer: Tensor) -> None:
+        """Fill the buffer, uint8 [n]."""
+        view = memoryview((ctypes.c_char * buffer.numel()).from_address(buffer.data_ptr()))
+        at = self.offset
+        while view:
+            count = os.preadv(self.descriptor, [view], at)
+            if count == 0:
+                raise CheckpointError(f"{self.file}: truncated while it was being read")
+            view, at = view[count:], at + count
+
+
+class Rows(NamedTuple):
+    """Parts of the rows of a mapped file."""
+
+    part: Tensor  # uint8 [..., n], a view of any strides
+
+    def read(self, buffer: Tensor) -> None:
+        """Fill the buffer, uint8 of as many bytes. (numpy's copy: PyTorch's would start threads of
+        its own for each of ours.)"""
+        numpy.copyto(buffer.view(self.part.shape).numpy(), self.part.numpy())
+
+
+class Piece(NamedTuple):
+    """What fits a buffer, and where it goes."""
+
+    source: Stretch | Rows
     target: Tensor  # uint8 [n]
+    begun: Begun
 
 
 class _Outcome(Future[None]):
@@ -125,7 +159,9 @@ class StagedReader:
         most: int = BUFFERS,
         threads: int = READ_THREADS,
         sending: Callable[[], AbstractContextManager[object]] = nullcontext,
+        mapping: Mapping | None = None,
     ) -> None:
+        self._mapping = mapping or Mapping()
         self._new_slot, self._most, self._count = new_slot, most, threads
         self._slots: list[Slot] = []
         self._free: SimpleQueue[Slot | None] = SimpleQueue()
@@ -144,21 +180,21 @@ class StagedReader:
         """Files that are open now."""
         return len(self._files)
 
-    def begin(self, stored: StoredTensor, target: Tensor) -> None:
-        bits = target.dtype in (TYPES[stored.dtype], torch.uint8)
-        if bits and target.is_contiguous() and target.nbytes == stored.size:
-            self._begin(stored, target.view(-1).view(torch.uint8))
-            return
-        raw = torch.empty(stored.size, dtype=torch.uint8, device=target.device)
-        self._begin(stored, raw)
-        self.settle()
-        target.copy_(seen_for(raw, stored, target.dtype))
+    def begin(self, stored: StoredTensor, target: Tensor, cut: Cut | None = None) -> Begun:
+        if cut is not None and (part := part_of(stored, cut)) is not None:
+            stored, cut = part, None
+        if target.dtype in (TYPES[stored.dtype], torch.uint8) and target.is_contiguous():
+            return self._begin(stored, target.view(-1).view(torch.uint8), cut)
+        as_stored = stored if cut is None else replace(stored, shape=cut.shape(stored.shape))
+        share = 1 if cut is None else cut.share.count
+        raw = torch.empty(stored.size // share, dtype=torch.uint8, device=target.device)
+        begun = self._begin(stored, raw, cut)
+        begun.finish = lambda: cast(None, target.copy_(seen_for(raw, as_stored, target.dtype)))
+        return begun
 
-    def settle(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._sent == self._begun or self._ended())
-        for job in self._ended():
-            job.result()
+    def settle(self, begun: Begun) -> None:
+        self._await(lambda: begun.left == 0)
+        begun.finish()
 
     def close(self) -> None:
         self._closing = True
@@ -183,31 +219,51 @@ class StagedReader:
         with self._changed:
             self._changed.notify_all()
 
-    def _begin(self, stored: StoredTensor, raw: Tensor) -> None:
-        """The tensor's bytes to raw, uint8 [size]."""
-        descriptor, done = self._descriptor(stored.file), 0
-        while done < stored.size:
-            target = raw[done : done + self._piece_bytes()]
-            self._begun += 1
-            self._wanted.put(Piece(descriptor, stored.file, stored.start + done, target))
-            done += target.numel()
+    def _await(self, done: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: done() or self._ended())
+        for job in self._ended():
+            job.result()
 
-    def _piece_bytes(self) -> int:
-        """What a buffer holds. Makes one if all may be taken."""
+    def _begin(self, stored: StoredTensor, raw: Tensor, cut: Cut | None) -> Begun:
+        """The tensor's bytes, or those of the cut, to raw, uint8 [n]."""
+        if raw.numel() == 0:
+            return Begun()
+        self._grow()
+        most = self._slots[0].buffer.numel()
+        sources = self._stretches(stored, most) if cut is None else self._rows(stored, cut, most)
+        targets = raw.split([size for _, size in sources])
+        begun = Begun(len(sources))
+        for (source, _), target in zip(sources, targets, strict=True):
+            self._grow()
+            self._begun += 1
+            self._wanted.put(Piece(source, target, begun))
+        return begun
+
+    def _stretches(self, stored: StoredTensor, most: int) -> list[tuple[Stretch, int]]:
+        descriptor = self._descriptor(stored.file)
+        return [
+            (Stretch(descriptor, stored.file, stored.start + at), min(most, stored.size - at))
+            for at in range(0, stored.size, most)
+        ]
+
+    def _rows(self, stored: StoredTensor, cut: Cut, most: int) -> list[tuple[Rows, int]]:
+        whole = seen_as(self._mapping.bytes_of(stored), stored)
+        part = cut.stretches_of(whole).view(torch.uint8)
+        return [(Rows(one), one.numel()) for one in split_rows(part, most)]
+
+    def _grow(self) -> None:
+        """Make a buffer more if all may be taken."""
         if self._begun - self._sent >= len(self._slots) < self._most:
             self._slots.append(self._new_slot())
             self._free.put(self._slots[-1])
-        return self._slots[0].buffer.numel()
 
     def _read_pieces(self) -> None:
         while (piece := self._wanted.get()) and (slot := self._free.get()):
             if self._closing:
                 return
             slot.wait()
-            count = piece.target.numel()
-            view = memoryview((ctypes.c_char * count).from_address(slot.buffer.data_ptr()))
-            if not _read_all(piece.descriptor, view, piece.offset):
-                raise CheckpointError(f"{piece.file}: truncated while it was being read")
+            piece.source.read(slot.buffer[: piece.target.numel()])
             self._filled.put((slot, piece))
 
     def _send_pieces(self, sending: Callable[[], AbstractContextManager[object]]) -> None:
@@ -217,32 +273,37 @@ class StagedReader:
                 slot.send(piece.target.numel(), piece.target)
                 self._free.put(slot)
                 self._sent += 1  # by this thread alone, as `_begun` by the caller's
-                if self._sent == self._begun:
+                piece.begun.left -= 1
+                if piece.begun.left == 0:
                     with self._changed:
                         self._changed.notify_all()
 
     def _descriptor(self, file: Path) -> int:
         if file not in self._files:
             self._files[file] = os.open(file, os.O_RDONLY)
-            if len(self._files) > MOST_MAPPED:
-                self.settle()  # a thread may read from the file that is closed now
+            if len(self._files) > MOST_OPEN:
+                self._await(lambda: self._sent == self._begun)  # one may be read from now
                 os.close(self._files.popitem(last=False)[1])
         self._files.move_to_end(file)
         return self._files[file]
 
 
-def _read_all(descriptor: int, view: memoryview, offset: int) -> bool:
-    """Fill `view` from `offset` of the file on; False if the file ends before."""
-    while len(view):
-        count = os.preadv(descriptor, [view], offset)
-        if count == 0:
-            return False
-        view, offset = view[count:], offset + count
-    return True
+def split_rows(part: Tensor, most: int) -> Iterator[Tensor]:
+    """Parts of the tensor one behind the other, of `most` elements at most each."""
+    if part.numel() <= most:
+        yield part
+    elif (each := part[0].numel()) > most:
+        for row in part:
+            yield from split_rows(row, most)
+    else:
+        yield from part.split(most // each)
 
 
 def gpu_reader(
-    largest: int, buffer_bytes: int = BUFFER_BYTES, threads: int = READ_THREADS
+    largest: int,
+    buffer_bytes: int = BUFFER_BYTES,
+    threads: int = READ_THREADS,
+    mapping: Mapping | None = None,
 ) -> StagedReader:
     """For targets on the current CUDA device, of `largest` bytes at most, on its current stream."""
     stream = _cuda.current_stream()
@@ -256,4 +317,4 @@ def gpu_reader(
         with _cuda.stream(stream), torch.inference_mode():
             yield
 
-    return StagedReader(new_slot, 2 * threads, threads, sending)
+    return StagedReader(new_slot, 2 * threads, threads, sending, mapping)

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from freewheel.errors import CheckpointError
 from freewheel.models.header import StoredTensor
 from freewheel.nn.cut import INPUTS, Cut
-from freewheel.nn.matrix import BLOCK, GROUP
+from freewheel.nn.matrix import BLOCK, GROUP, BlockMatrix, Matrix, PackedMatrix, PlainMatrix
 
 FLOATS = ("BF16", "F16", "F32", "F64")
 WHOLE = ("I32", "I64")
@@ -94,6 +97,20 @@ class PackedStorage:
 Storage = PlainStorage | BlockStorage | PackedStorage
 
 
+@dataclass(frozen=True)
+class Request:
+    """For a weight, or a rank's `cut` of it. `dtype`: as in `empty_matrix`."""
+
+    found: Storage
+    dtype: torch.dtype
+    cut: Cut | None = None
+
+    def sizes(self, stored: Mapping[str, StoredTensor]) -> tuple[int, ...]:
+        """Stored bytes that are read, of each tensor that it takes."""
+        share = 1 if self.cut is None else self.cut.share.count
+        return tuple(stored[name].size // share for name in self.found.wanted())
+
+
 def find_storage(stored: Mapping[str, StoredTensor], name: str, shape: tuple[int, ...]) -> Storage:
     """How weight `name` [..., N, K] is stored. One that is missing counts as plain, or as FP8 if
     there is something to scale it.
@@ -113,6 +130,29 @@ def find_storage(stored: Mapping[str, StoredTensor], name: str, shape: tuple[int
             f"groups of {GROUP}"
         )
     return PackedStorage(name, shape, scale, packed=found.dtype != "F4")
+
+
+def empty_matrix(
+    found: Storage, dtype: torch.dtype, device: torch.device, cut: Cut | None
+) -> Matrix:
+    """A place for the weight, or for a rank's part of it, in the precision in which it is stored.
+
+    `dtype`: of plain numbers, whatever floating-point dtype they are stored in.
+    """
+
+    def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        own = shape if cut is None else cut.shape(shape)
+        return torch.empty(own, dtype=dtype, device=device)
+
+    match found:
+        case PlainStorage():
+            return PlainMatrix(empty(found.shape, dtype))
+        case BlockStorage():
+            scale = empty(found.grid, torch.float32)
+            return BlockMatrix(empty(found.shape, torch.float8_e4m3fn), scale)
+        case PackedStorage():
+            scale = empty(found.grid, torch.uint8)
+            return PackedMatrix(empty(found.bytes_shape, torch.uint8), scale)
 
 
 def check_cut(found: Storage, cut: Cut) -> None:

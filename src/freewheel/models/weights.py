@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 
 import torch
@@ -11,26 +12,40 @@ from torch import Tensor
 
 from freewheel.errors import CheckpointError
 from freewheel.models.header import StoredTensor
-from freewheel.models.reading import MappedReader, Reader, part_of
+from freewheel.models.reading import Begun, MappedReader, Reader
 from freewheel.models.reading import Mapping as FileMapping
 from freewheel.models.staging import gpu_reader
 from freewheel.models.storage import (
-    BlockStorage,
-    PackedStorage,
     PlainStorage,
+    Request,
     check_cut,
+    empty_matrix,
     find_storage,
 )
 from freewheel.nn.cut import Cut
-from freewheel.nn.matrix import BlockMatrix, Matrix, PackedMatrix, PlainMatrix
+from freewheel.nn.matrix import Matrix
 from freewheel.spec.mesh import ALONE, Mesh
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all)."""
 
+AHEAD_BYTES = 512 << 20
+"""Begun at most before they are asked for, so that files are read while a model is put together:
+what a layer holds beside its experts, and some of the next layer's."""
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A weight on its way to its place."""
+
+    own: Matrix
+    parts: list[Begun]
+
 
 class SafetensorsSource:
     """Reads each tensor once from its file into its own storage, cast on the way.
+
+    `requests`: what will be asked for, in order, as far as that is known; it is begun early.
 
     Use it in a `with` block: it holds the files open. It checks shapes against the headers; dtypes
     are `accounting`'s to check, before anything is read.
@@ -44,8 +59,13 @@ class SafetensorsSource:
         progress: Progress | None = None,
         total_bytes: int = 0,
         mesh: Mesh = ALONE,
+        requests: Iterable[Request] = (),
     ) -> None:
         self._stored = stored
+        self._upcoming = {request.found.name: request for request in requests}
+        self._early: dict[Request, _Begun] = {}
+        self._early_bytes = 0
+        self._filling: list[Begun] = []
         self.mesh = mesh
         self.dtype = dtype
         self.device = torch.device(device)
@@ -59,7 +79,7 @@ class SafetensorsSource:
     def _make_reader(self) -> Reader:
         if self.device.type == "cuda":
             largest = max((stored.size for stored in self._stored.values()), default=1)
-            return gpu_reader(largest)
+            return gpu_reader(largest, mapping=self._files)
         return MappedReader(self._files)
 
     def __enter__(self) -> SafetensorsSource:
@@ -71,12 +91,8 @@ class SafetensorsSource:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            if kind is None:
-                self._reader.settle()
-        finally:
-            self._reader.close()
-            self._files.close()
+        self._reader.close()
+        self._files.close()
 
     def has(self, name: str) -> bool:
         return name in self._stored
@@ -90,10 +106,8 @@ class SafetensorsSource:
     ) -> Tensor:
         if cut is not None:
             cut.check(name, shape)
-        own = self._empty(shape, dtype or self.dtype, cut)
-        self._begin(name, tuple(shape), own, cut)
-        self.settle()
-        return own
+        request = Request(PlainStorage(name, tuple(shape)), dtype or self.dtype, cut)
+        return self._take(request).tensors()[0]
 
     def ids(self, name: str, shape: tuple[int, ...], below: int) -> Tensor:
         stored = self._check(name, tuple(shape))
@@ -105,19 +119,8 @@ class SafetensorsSource:
         return self.tensor(name, shape, torch.int32)
 
     def matrix(self, name: str, shape: tuple[int, ...], cut: Cut | None = None) -> Matrix:
-        match find_storage(self._stored, name, tuple(shape)):
-            case PlainStorage():
-                own = PlainMatrix(self._empty(shape, self.dtype, cut))
-            case BlockStorage() as found:
-                scale = self._empty(found.grid, torch.float32, cut)
-                values = self._empty(shape, torch.float8_e4m3fn, cut)
-                own = BlockMatrix(values, scale)
-            case PackedStorage() as found:
-                scale = self._empty(found.grid, torch.uint8, cut)
-                own = PackedMatrix(self._empty(found.bytes_shape, torch.uint8, cut), scale)
-        self.fill(name, shape, own, cut)
-        self.settle()
-        return own
+        found = find_storage(self._stored, name, tuple(shape))
+        return self._take(Request(found, self.dtype, cut))
 
     def elsewhere(self, name: str, shape: tuple[int, ...]) -> None:
         del name, shape
@@ -125,18 +128,15 @@ class SafetensorsSource:
     def fill(
         self, name: str, shape: tuple[int, ...], target: Matrix, cut: Cut | None = None
     ) -> None:
-        found = find_storage(self._stored, name, tuple(shape))
-        if cut is not None:
-            check_cut(found, cut)
-        wanted = found.wanted()
-        tensors = target.tensors()
-        if len(wanted) != len(tensors):
-            raise CheckpointError(f"{name}: stored otherwise than what it is joined with")
-        for (own, part), tensor in zip(wanted.items(), tensors, strict=True):
-            self._begin(own, part.shape, tensor, cut)
+        request = Request(find_storage(self._stored, name, tuple(shape)), self.dtype, cut)
+        self._filling += self._begin(request, target)
+        self._count(sum(request.sizes(self._stored)))
 
     def settle(self) -> None:
-        self._reader.settle()
+        self._look_ahead()
+        for begun in self._filling:
+            self._reader.settle(begun)
+        self._filling.clear()
 
     def dense(
         self,
@@ -165,24 +165,46 @@ class SafetensorsSource:
     def skip(self, pattern: str, reason: str) -> None:
         self.skipped[pattern] = reason
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype, cut: Cut | None = None) -> Tensor:
-        own = shape if cut is None else cut.shape(shape)
-        return torch.empty(own, dtype=dtype, device=self.device)
+    def _take(self, request: Request) -> Matrix:
+        """What is asked for, when it is there."""
+        self._upcoming.pop(request.found.name, None)
+        early = self._early.pop(request, None)
+        if early is None:
+            early = self._start(request)
+        else:
+            self._early_bytes -= sum(request.sizes(self._stored))
+        self._look_ahead()
+        for begun in early.parts:
+            self._reader.settle(begun)
+        self._count(sum(request.sizes(self._stored)))
+        return early.own
 
-    def _begin(
-        self, name: str, shape: tuple[int, ...], target: Tensor, cut: Cut | None = None
-    ) -> None:
-        """Tensor `name`, which is of `shape` in its file, or its cut, to where it shall lie."""
-        stored = self._check(name, shape)
-        if cut is None:
-            self._reader.begin(stored, target)
-            self._count(stored.size)
-            return
-        if (part := part_of(stored, cut)) is not None:
-            self._reader.begin(part, target)
-        else:  # a stretch of every row: seen in the mapped file, so that no other page is read
-            target.copy_(cut.of(self._files.tensor_for(stored, target.dtype)))
-        self._count(stored.size // cut.share.count)
+    def _look_ahead(self) -> None:
+        """Begin what is asked for next, in order, as far as it is small enough."""
+        for name, request in list(self._upcoming.items()):
+            size = sum(request.sizes(self._stored))
+            if self._early_bytes + size > AHEAD_BYTES:
+                return
+            del self._upcoming[name]
+            self._early[request] = self._start(request)
+            self._early_bytes += size
+
+    def _start(self, request: Request) -> _Begun:
+        own = empty_matrix(request.found, request.dtype, self.device, request.cut)
+        return _Begun(own, self._begin(request, own))
+
+    def _begin(self, request: Request, target: Matrix) -> list[Begun]:
+        """The weight, or its cut, to where it shall lie."""
+        if request.cut is not None:
+            check_cut(request.found, request.cut)
+        wanted, tensors = request.found.wanted(), target.tensors()
+        if len(wanted) != len(tensors):
+            name = request.found.name
+            raise CheckpointError(f"{name}: stored otherwise than what it is joined with")
+        return [
+            self._reader.begin(self._check(name, part.shape), tensor, request.cut)
+            for (name, part), tensor in zip(wanted.items(), tensors, strict=True)
+        ]
 
     def _check(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
         if name not in self._stored:
