@@ -99,7 +99,13 @@ def test_a_byte_that_scales_is_a_power_of_two(
     assert powers.tolist() == [2.0 ** (e - 127) for e in range(7)]
 
 
-CUTS = [Cut(Share(1, 2), -1), Cut(Share(0, 2), -2), Cut(Share(4, 5), -2), Cut(Share(1, 2), -2, 5)]
+CUTS = [
+    Cut(Share(1, 2), -1),
+    Cut(Share(3, 20), -1),
+    Cut(Share(0, 2), -2),
+    Cut(Share(4, 5), -2),
+    Cut(Share(1, 2), -2, 5),
+]
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
@@ -168,6 +174,18 @@ def test_a_file_that_shrinks_meanwhile_is_named(stored: dict[str, StoredTensor])
     last = max(stored.values(), key=lambda s: s.start + s.size)
     reader = StagedReader(PromptSlot, 2)
     begun = reader.begin(last, torch.empty(last.size, dtype=torch.uint8))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while"):
+        reader.settle(begun)
+    reader.close()
+
+
+def test_a_file_that_shrinks_is_named_when_rows_of_it_are_read(
+    stored: dict[str, StoredTensor],
+) -> None:
+    own = stored["halves"]
+    own.file.write_bytes(own.file.read_bytes()[: own.start + 100])
+    reader = StagedReader(PromptSlot, 2)
+    begun = reader.begin(own, torch.empty(10, 5, dtype=torch.bfloat16), Cut(Share(3, 20), -1))
     with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while"):
         reader.settle(begun)
     reader.close()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from freewheel.models.header import StoredTensor
 from freewheel.nn.cut import Cut
+from freewheel.spec.mesh import Share
 
 TYPES: dict[str, torch.dtype] = {
     "BF16": torch.bfloat16,
@@ -92,14 +92,14 @@ def seen_for(raw: Tensor, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
     return found
 
 
-def part_of(stored: StoredTensor, cut: Cut) -> StoredTensor | None:
-    """The rank's part of a tensor as a tensor of its own, if it lies in one piece in the file."""
+def runs_of(stored: StoredTensor, cut: Cut | None) -> tuple[int, int, Share]:
+    """How a rank's part lies in the file: of so many rows, so many bytes each, at which share of
+    the row."""
+    if cut is None:
+        return 1, stored.size, Share()
     before = stored.shape[: len(stored.shape) + cut.dim]
-    if cut.stretches > 1 or math.prod(before) != 1:
-        return None
-    size = stored.size // cut.share.count
-    start = stored.start + cut.share.index * size
-    return replace(stored, shape=cut.shape(stored.shape), start=start, size=size)
+    rows = math.prod(before) * cut.stretches
+    return rows, stored.size // (rows * cut.share.count), cut.share
 
 
 class Begun:
@@ -139,8 +139,6 @@ class MappedReader:
 
     def begin(self, stored: StoredTensor, target: Tensor, cut: Cut | None = None) -> Begun:
         """What is begun is done."""
-        if cut is not None and (part := part_of(stored, cut)) is not None:
-            stored, cut = part, None
         found = seen_for(self._mapping.bytes_of(stored), stored, target.dtype)
         target.copy_(found if cut is None else cut.of(found))
         return Begun()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From weight files to a GPU, by way of page-locked buffers: threads read while the GPU copies.
 
-A tensor is cut into pieces: stretches of a file, or, of a rank's columns, stretches of many rows,
-gathered from the mapped file. Whichever reading thread is free takes the next piece and a free
+A tensor is cut into pieces: stretches of a file, or, of a rank's columns, some bytes of each of
+many rows. Whichever reading thread is free takes the next piece and a free
 buffer and reads; one more thread starts the copies, and a buffer is free again when the GPU has
 taken what is in it. Whoever asks for tensors does not wait for the ones before, so that reading
 never pauses between two of them.
@@ -11,6 +11,7 @@ never pauses between two of them.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -25,11 +26,12 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy
 import torch
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
 from freewheel.errors import CheckpointError
 from freewheel.models.header import StoredTensor
-from freewheel.models.reading import TYPES, Begun, Mapping, part_of, seen_as, seen_for
+from freewheel.models.reading import TYPES, Begun, runs_of, seen_for
 from freewheel.nn.cut import Cut
 
 READ_THREADS = 12
@@ -96,14 +98,35 @@ class Stretch(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Parts of the rows of a mapped file."""
+    """`run` bytes of each of `count` rows of an open file: of the first, those from `offset` on."""
 
-    part: Tensor  # uint8 [..., n], a view of any strides
+    descriptor: int
+    file: Path
+    offset: int
+    count: int
+    row_bytes: int
+    run: int
 
     def read(self, buffer: Tensor) -> None:
-        """Fill the buffer, uint8 of as many bytes. (numpy's copy: PyTorch's would start threads of
-        its own for each of ours.)"""
-        numpy.copyto(buffer.view(self.part.shape).numpy(), self.part.numpy())
+        """Fill the buffer, uint8 [count * run].
+
+        Through a mapping of its own, which counts as the process's memory only while it lives.
+        numpy copies, for PyTorch would start threads of its own in each thread.
+        """
+        inner = self.offset % mmap.ALLOCATIONGRANULARITY
+        length = (self.count - 1) * self.row_bytes + self.run
+        try:
+            mapped = mmap.mmap(
+                self.descriptor, inner + length, access=mmap.ACCESS_READ, offset=self.offset - inner
+            )
+        except ValueError as error:
+            raise CheckpointError(f"{self.file}: truncated while it was being read") from error
+        with mapped:
+            every = numpy.frombuffer(mapped, numpy.uint8, length, inner)
+            shape, strides = (self.count, self.run), (self.row_bytes, 1)
+            rows = as_strided(every, shape, strides, writeable=False)
+            numpy.copyto(buffer.view(shape).numpy(), rows)
+            del every, rows
 
 
 class Piece(NamedTuple):
@@ -159,9 +182,7 @@ class StagedReader:
         most: int = BUFFERS,
         threads: int = READ_THREADS,
         sending: Callable[[], AbstractContextManager[object]] = nullcontext,
-        mapping: Mapping | None = None,
     ) -> None:
-        self._mapping = mapping or Mapping()
         self._new_slot, self._most, self._count = new_slot, most, threads
         self._slots: list[Slot] = []
         self._free: SimpleQueue[Slot | None] = SimpleQueue()
@@ -181,8 +202,6 @@ class StagedReader:
         return len(self._files)
 
     def begin(self, stored: StoredTensor, target: Tensor, cut: Cut | None = None) -> Begun:
-        if cut is not None and (part := part_of(stored, cut)) is not None:
-            stored, cut = part, None
         if target.dtype in (TYPES[stored.dtype], torch.uint8) and target.is_contiguous():
             return self._begin(stored, target.view(-1).view(torch.uint8), cut)
         as_stored = stored if cut is None else replace(stored, shape=cut.shape(stored.shape))
@@ -231,7 +250,7 @@ class StagedReader:
             return Begun()
         self._grow()
         most = self._slots[0].buffer.numel()
-        sources = self._stretches(stored, most) if cut is None else self._rows(stored, cut, most)
+        sources = list(self._sources(stored, cut, most))
         targets = raw.split([size for _, size in sources])
         begun = Begun(len(sources))
         for (source, _), target in zip(sources, targets, strict=True):
@@ -240,17 +259,22 @@ class StagedReader:
             self._wanted.put(Piece(source, target, begun))
         return begun
 
-    def _stretches(self, stored: StoredTensor, most: int) -> list[tuple[Stretch, int]]:
-        descriptor = self._descriptor(stored.file)
-        return [
-            (Stretch(descriptor, stored.file, stored.start + at), min(most, stored.size - at))
-            for at in range(0, stored.size, most)
-        ]
-
-    def _rows(self, stored: StoredTensor, cut: Cut, most: int) -> list[tuple[Rows, int]]:
-        whole = seen_as(self._mapping.bytes_of(stored), stored)
-        part = cut.stretches_of(whole).view(torch.uint8)
-        return [(Rows(one), one.numel()) for one in split_rows(part, most)]
+    def _sources(
+        self, stored: StoredTensor, cut: Cut | None, most: int
+    ) -> Iterator[tuple[Stretch | Rows, int]]:
+        """What fits a buffer of `most` bytes, and how many bytes that is, one behind the other."""
+        file, descriptor = stored.file, self._descriptor(stored.file)
+        rows, run, share = runs_of(stored, cut)
+        start = stored.start + share.index * run
+        if rows == 1 or run > most:
+            for row in range(rows):
+                for at in range(0, run, most):
+                    offset = start + row * share.count * run + at
+                    yield Stretch(descriptor, file, offset), min(most, run - at)
+            return
+        for row in range(0, rows, most // run):
+            count, offset = min(most // run, rows - row), start + row * share.count * run
+            yield Rows(descriptor, file, offset, count, share.count * run, run), count * run
 
     def _grow(self) -> None:
         """Make a buffer more if all may be taken."""
@@ -288,22 +312,8 @@ class StagedReader:
         return self._files[file]
 
 
-def split_rows(part: Tensor, most: int) -> Iterator[Tensor]:
-    """Parts of the tensor one behind the other, of `most` elements at most each."""
-    if part.numel() <= most:
-        yield part
-    elif (each := part[0].numel()) > most:
-        for row in part:
-            yield from split_rows(row, most)
-    else:
-        yield from part.split(most // each)
-
-
 def gpu_reader(
-    largest: int,
-    buffer_bytes: int = BUFFER_BYTES,
-    threads: int = READ_THREADS,
-    mapping: Mapping | None = None,
+    largest: int, buffer_bytes: int = BUFFER_BYTES, threads: int = READ_THREADS
 ) -> StagedReader:
     """For targets on the current CUDA device, of `largest` bytes at most, on its current stream."""
     stream = _cuda.current_stream()
@@ -317,4 +327,4 @@ def gpu_reader(
         with _cuda.stream(stream), torch.inference_mode():
             yield
 
-    return StagedReader(new_slot, 2 * threads, threads, sending, mapping)
+    return StagedReader(new_slot, 2 * threads, threads, sending)

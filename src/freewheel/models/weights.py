@@ -79,7 +79,7 @@ class SafetensorsSource:
     def _make_reader(self) -> Reader:
         if self.device.type == "cuda":
             largest = max((stored.size for stored in self._stored.values()), default=1)
-            return gpu_reader(largest, mapping=self._files)
+            return gpu_reader(largest)
         return MappedReader(self._files)
 
     def __enter__(self) -> SafetensorsSource:

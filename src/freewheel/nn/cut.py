@@ -37,14 +37,12 @@ class Cut:
 
     def of(self, whole: Tensor) -> Tensor:
         """What the rank holds of a weight, or of its scales. A view where there is one stretch."""
-        dim = whole.dim() + self.dim
-        return self.stretches_of(whole).flatten(dim, dim + 1)
-
-    def stretches_of(self, whole: Tensor) -> Tensor:
-        """As `of`, the dimension as [stretches, what is left of one]. A view, always."""
-        dim = whole.dim() + self.dim
-        apart = whole.unflatten(dim, (self.stretches, self.share.count, -1))
-        return apart.select(dim + 1, self.share.index)
+        dim, share = whole.dim() + self.dim, self.share
+        if self.stretches == 1:
+            part = whole.shape[dim] // share.count
+            return whole.narrow(dim, share.index * part, part)
+        apart = whole.unflatten(dim, (self.stretches, share.count, -1))
+        return apart.select(dim + 1, share.index).flatten(dim, dim + 1)
 
     def check(self, name: str, shape: tuple[int, ...], unit: int = 1) -> None:
         """Raise ConfigError, naming the weight, unless it falls into equal parts of whole units.
