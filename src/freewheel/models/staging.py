@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -34,12 +34,13 @@ from freewheel.models.header import StoredTensor
 from freewheel.models.reading import TYPES, Begun, runs_of, seen_for
 from freewheel.nn.cut import Cut
 
-READ_THREADS = 12
-"""More read faster alone, and slower while one thread more sends (docs/lab.md, 2026-11-30)."""
+READ_THREADS = 8
+"""More read faster alone, and slower while one thread more sends: each turn of Python's lock costs
+more, the more threads wait for it (docs/lab.md, 2026-11-30)."""
 
-BUFFERS, BUFFER_BYTES = 2 * READ_THREADS, 4 << 20
+BUFFERS, BUFFER_BYTES = 2 * READ_THREADS, 8 << 20
 """Buffers at most; half of them are filled while the others are copied. Small ones stay in the
-processor's cache from the read to the copy."""
+processor's cache from the read to the copy, and take a turn of Python's lock more often."""
 
 MOST_OPEN = 16
 """Files that are open at once."""
@@ -286,21 +287,27 @@ class StagedReader:
         while (piece := self._wanted.get()) and (slot := self._free.get()):
             if self._closing:
                 return
-            slot.wait()
             piece.source.read(slot.buffer[: piece.target.numel()])
             self._filled.put((slot, piece))
 
     def _send_pieces(self, sending: Callable[[], AbstractContextManager[object]]) -> None:
+        sent: deque[Slot] = deque()
         with sending():
             while filled := self._filled.get():
                 slot, piece = filled
                 slot.send(piece.target.numel(), piece.target)
-                self._free.put(slot)
-                self._sent += 1  # by this thread alone, as `_begun` by the caller's
-                piece.begun.left -= 1
-                if piece.begun.left == 0:
-                    with self._changed:
-                        self._changed.notify_all()
+                sent.append(slot)
+                self._note_sent(piece)
+                while sent and (len(sent) > self._most // 2 or self._filled.empty()):
+                    sent[0].wait()
+                    self._free.put(sent.popleft())
+
+    def _note_sent(self, piece: Piece) -> None:
+        self._sent += 1  # by this thread alone, as `_begun` by the caller's
+        piece.begun.left -= 1
+        if piece.begun.left == 0:
+            with self._changed:
+                self._changed.notify_all()
 
     def _descriptor(self, file: Path) -> int:
         if file not in self._files:
