@@ -40,7 +40,7 @@ ALLOWED: dict[str, Allowed] = {
     "ops": _allow("", "torch"),
     "state": _allow("spec ops", "torch"),
     "nn": _allow("spec ops state", "torch"),
-    "models": _allow("spec nn state", "torch safetensors"),
+    "models": _allow("spec nn state", "torch numpy safetensors"),
     "decode": _allow("spec ops state models.base", "torch"),
     "runtime": _allow(
         "spec config memory host chat graph ops state nn models decode",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Model families, and the way from a folder on disk to a model in memory.
 
-May import torch, safetensors, `freewheel.spec`, `freewheel.nn`, `freewheel.state` and
+May import torch, numpy, safetensors, `freewheel.spec`, `freewheel.nn`, `freewheel.state` and
 `freewheel.errors`. Families do not import one another; what they share is in `freewheel.nn`.
 """
 

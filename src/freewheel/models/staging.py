@@ -2,10 +2,10 @@
 """From weight files to a GPU, by way of page-locked buffers: threads read while the GPU copies.
 
 A tensor is cut into pieces: stretches of a file, or, of a rank's columns, some bytes of each of
-many rows. Whichever reading thread is free takes the next piece and a free
-buffer and reads; one more thread starts the copies, and a buffer is free again when the GPU has
-taken what is in it. Whoever asks for tensors does not wait for the ones before, so that reading
-never pauses between two of them.
+many rows. Whichever reading thread is free takes the next piece and a free buffer and reads; one
+more thread starts the copies, and a buffer is free again when the GPU has taken what is in it.
+Whoever asks for tensors does not wait for the ones before, so that reading never pauses between
+two of them.
 """
 
 from __future__ import annotations
@@ -89,8 +89,7 @@ class Stretch(NamedTuple):
 
     def read(self, buffer: Tensor) -> None:
         """Fill the buffer, uint8 [n]."""
-        view = memoryview((ctypes.c_char * buffer.numel()).from_address(buffer.data_ptr()))
-        at = self.offset
+        view, at = _memory_of(buffer), self.offset
         while view:
             count = os.preadv(self.descriptor, [view], at)
             if count == 0:
@@ -126,8 +125,13 @@ class Rows(NamedTuple):
             every = numpy.frombuffer(mapped, numpy.uint8, length, inner)
             shape, strides = (self.count, self.run), (self.row_bytes, 1)
             rows = as_strided(every, shape, strides, writeable=False)
-            numpy.copyto(buffer.view(shape).numpy(), rows)
+            numpy.copyto(numpy.frombuffer(_memory_of(buffer), numpy.uint8).reshape(shape), rows)
             del every, rows
+
+
+def _memory_of(buffer: Tensor) -> memoryview:
+    """Of a buffer on the host, uint8 [n]."""
+    return memoryview((ctypes.c_char * buffer.numel()).from_address(buffer.data_ptr()))
 
 
 class Piece(NamedTuple):
