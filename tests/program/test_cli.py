@@ -395,7 +395,7 @@ def test_a_typed_chat_says_how_it_ends_and_shows_thoughts_dim(freewheel: Any) ->
 
 
 def test_thoughts_reach_up_to_the_mark_that_ends_them() -> None:
-    pieces = tuple(Piece(text, False) for text in ("so", "</think>", "Yes"))
+    pieces = tuple(Piece(text, False, at) for at, text in enumerate(("so", "</think>", "Yes")))
     chunk = Chunk(pieces, (1, 2, 3), None, None)
     assert _thought_pieces(chunk, None) == 3
     assert _thought_pieces(chunk, 2) == 2
@@ -410,7 +410,7 @@ def test_a_conversation_is_told_answers_but_not_thoughts() -> None:
     thought, answer = find_tokenizer().encode_text("hm"), find_tokenizer().encode_text("Yes.")
     llm = SimpleNamespace(tokenizer=find_tokenizer())
     for ids, want in (([*thought, end, *answer], "Yes."), (thought, "")):
-        chunk = Chunk((Piece("hmYes.", False),), tuple(ids), None, None)
+        chunk = Chunk((Piece("hmYes.", False, 0),), tuple(ids), None, None)
         assert _said(llm, [chunk], Prompt([0], end)) == want  # type: ignore[arg-type]
         assert _said(llm, [chunk], Prompt([0])) == "hmYes."  # type: ignore[arg-type]
         assert _said(llm, [chunk], Prompt([0], end, 5)) == "hmYes."  # type: ignore[arg-type]

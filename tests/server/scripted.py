@@ -56,6 +56,7 @@ class ScriptedLink(Link):
         events: Events,
         cache_salt: str = "",
         priority: int = 0,
+        shows: bool = False,
     ) -> Ticket:
         ticket = Ticket(f"{len(self.asked)}", prompt, params, events, opened=time.perf_counter())
         self.asked.append((prompt, params))

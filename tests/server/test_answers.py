@@ -173,7 +173,7 @@ def test_pieces_for_the_page_hold_no_markup(script: Script) -> None:
         "/v1/chat/completions", messages=ASKED, tools=CHAT_TOOLS, return_pieces=True
     )
     pieces = [piece for chunk in events for piece in chunk["choices"][0].get("pieces", ())]
-    assert "".join(text for text, _ in pieces) == "I look."
+    assert "".join(text for text, _, _ in pieces) == "I look."
 
 
 def test_messages_have_blocks_of_calls(script: Script) -> None:

@@ -21,6 +21,7 @@ PATHS = {
     "/metrics",
     "/debug/round",
     "/debug/rounds",
+    "/debug/selection",
     "/tokenize",
     "/detokenize",
     "/v1/models",

@@ -54,8 +54,8 @@ def test_pieces_join_to_the_text_and_mark_what_was_drafted(server: Running) -> N
     drafts = 0
     for chunk in chunks:
         (choice,) = chunk["choices"]
-        assert "".join(text for text, _ in choice["pieces"]) == choice["text"]
-        marks = [accepted for _, accepted in choice["pieces"]]
+        assert "".join(text for text, _, _ in choice["pieces"]) == choice["text"]
+        marks = [accepted for _, accepted, _ in choice["pieces"]]
         assert marks == sorted(marks, reverse=True), "accepted drafts come first in a round"
         drafts += sum(marks)
     details = last["usage"]["completion_tokens_details"]
@@ -101,7 +101,7 @@ def test_a_browser_shows_an_answer_with_its_drafts(server: Running, tmp_path: Pa
         pytest.skip("no Chromium here")
     with playwright.sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        page = chromium.new_page(viewport={"width": 1280, "height": 800})
+        page = chromium.new_page(viewport={"width": 1280, "height": 960})
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(server.url)
@@ -115,6 +115,26 @@ def test_a_browser_shows_an_answer_with_its_drafts(server: Running, tmp_path: Pa
         page.wait_for_timeout(1500)
         assert "The capital of France" in page.inner_text("#turns")
         assert page.locator(".draft.d1").count() > 3
+        spans = page.locator(".turn.model").nth(1).locator("[data-place]")
+        chosen = spans.nth(spans.count() - 3)
+        chosen.click()
+        page.locator("#picks-note", has_text="layers select up to").wait_for()
+        begun = server.post("/tokenize", prompt="Emma was").json()["count"]
+        at = begun + int(chosen.get_attribute("data-place") or 0)
+        assert page.inner_text("#picks-now") == f"position {at}"
+        drawn = page.evaluate("""() => {
+            const canvas = document.getElementById("picks");
+            const bytes = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            return bytes.data.filter((byte, at) => at % 4 === 3 && byte > 0).length;
+        }""")
+        assert drawn > 1000
+        page.focus("#picks")
+        page.keyboard.press("ArrowLeft")
+        page.locator(".chosen").and_(spans.nth(spans.count() - 4)).wait_for()
+        page.hover("#picks", position={"x": 200, "y": 40})
+        page.locator("#picks-note", has_text="selected in").wait_for()
+        page.mouse.move(5, 5)
+        page.focus("#text")
         assert page.inner_text("#accepted-now")
         assert "demo on cpu" in page.inner_text("#about")
         page.screenshot(path=os.environ.get("PAGE_PICTURE", str(tmp_path / "page.png")))

@@ -81,8 +81,8 @@ def test_accepted_drafts_are_marked_on_both_sides_of_the_mark(llm: LLM) -> None:
     (a,), (b,) = tokenizer.encode_text("a"), tokenizer.encode_text("b")
     reader = Reader(tokenizer, SamplingParams(), mark)
     reading = reader.push([a, mark, b, a], accepted=3)
-    assert reading.thought == (Piece("a", True),)
-    assert reading.said == (Piece("b", True), Piece("a", False))
+    assert reading.thought == (Piece("a", True, 0),)
+    assert reading.said == (Piece("b", True, 2), Piece("a", False, 3))
 
 
 def test_an_abort_frees_row_and_pages_within_the_rounds_in_flight(llm: LLM) -> None:

@@ -6,7 +6,7 @@ May import `freewheel.config`, `.spec`, `.host` and `.runtime`. Must never touch
 
 from __future__ import annotations
 
-from freewheel.engine.llm import LLM, Prompt
+from freewheel.engine.llm import LLM, ONE_TOKEN, Prompt
 from freewheel.engine.output import Arrival, Chunk, Logprobs, Metrics, Output, Piece, Selection
 from freewheel.engine.reader import Reader, Reading
 from freewheel.engine.timeline import RoundTimes
@@ -38,6 +38,7 @@ from freewheel.runtime import (
 
 __all__ = [
     "LLM",
+    "ONE_TOKEN",
     "Arrival",
     "Chunk",
     "DeviceTrace",

@@ -26,6 +26,7 @@ Prompt = str | Sequence[int]
 """Text, or token ids."""
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+"""Of a request that is asked something else than an answer."""
 
 
 class LLM:

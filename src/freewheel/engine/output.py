@@ -58,10 +58,12 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of text, and whether its token was an accepted draft."""
+    """A stretch of text, whether its token was an accepted draft, and that token's place among the
+    answer's."""
 
     text: str
     accepted: bool
+    place: int
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,8 @@ class Reader:
         return Reading(thought, said, kept, accepted, ended, cut, delta.stopped_by)
 
     def _pieces(self, delta: TextDelta, drafts: range) -> Pieces:
-        return tuple(Piece(text, self._base + at in drafts) for text, at in delta.pieces)
+        places = ((text, self._base + at) for text, at in delta.pieces)
+        return tuple(Piece(text, at in drafts, at) for text, at in places)
 
     def _new_text(self) -> TextStream:
         params = self._params

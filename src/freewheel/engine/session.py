@@ -169,7 +169,7 @@ class Session:
         if update.tokens:
             accepted = min(update.accepted, len(kept))
             live.arrivals.append(Arrival(now - live.started, len(kept), update.drafted, accepted))
-        pieces = tuple(Piece(text, before <= at < drafts_until) for text, at in delta.pieces)
+        pieces = tuple(Piece(text, before <= at < drafts_until, at) for text, at in delta.pieces)
         logprobs = token_logprobs(update.request, before, len(kept))
         if finish is None:
             return Chunk(pieces, kept, None, None, logprobs)

@@ -132,16 +132,18 @@ class TokenEngine:
         form: Form | None = None,
         priority: int = 0,
         tenant: str = "",
+        shows: bool = False,
     ) -> None:
         """Queue a request. Raises RequestError, and changes nothing, if it cannot be served.
 
         `form`: what `form_of(params)` gave. Without it, a structure is compiled here, and the
         rounds of others wait for that. `priority`: the lower goes first; of equals, `tenant`s are
-        served evenly.
+        served evenly. `shows`: with what the prompt's last token picks.
         """
         if request_id in self._guests:
             raise RequestError("id", f"{request_id!r} is in use by a live request")
-        request = self._llm._request(list(prompt), params, cache_salt, form, priority, tenant)
+        whose = (cache_salt, form, priority, tenant, shows)
+        request = self._llm._request(list(prompt), params, *whose)
         live = self._session.add(request, TextStream(_no_text))
         if request.form is not None:
             self._forms[request.form] += 1

@@ -23,6 +23,7 @@ from freewheel.server.routes import (
     refused,
     responses,
     rounds,
+    selection,
     service,
     tokens,
 )
@@ -38,6 +39,7 @@ ROUTERS = (
     tokens.router,
     service.router,
     rounds.router,
+    selection.router,
     page.router,
     refused.router,
 )

@@ -67,6 +67,8 @@ class Choice:
     logprobs: list[Logprobs] = field(default_factory=list[Logprobs])
     """One for each of `token_ids`, if asked for."""
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    picks: tuple[tuple[int, ...], ...] | None = None
+    """What the prompt's last token picked in each layer that picks, if asked for."""
     accepted: int = 0
     finish: FinishReason | None = None
     stopped_by: str | None = None
@@ -121,26 +123,33 @@ class Choice:
         told = Told()
         for piece in reading.said:
             events = [Content(piece.text)] if self.parser is None else self.parser.push(piece.text)
-            told.add(events, piece.accepted)
+            told.add(events, piece.accepted, piece.place)
         if reading.finish is not None and self.parser is not None:
-            told.add(self.parser.finish(), False)
+            last = len(self.token_ids) + len(reading.token_ids) - 1
+            told.add(self.parser.finish(), False, last)
         return told
+
+
+SaidPiece = tuple[str, bool, int]
+"""A text, whether it was an accepted draft, and the place of its token in the answer."""
 
 
 @dataclass(frozen=True)
 class Told:
     """What a reading says once markup is told from text.
 
-    `pieces`: the text, and whether it was a draft. `begun`: blocks that begin with it.
+    `pieces`: the text, whether it was a draft, and the place of its token in the answer. `begun`:
+    blocks that begin with it.
     """
 
     begun: int = 0
     events: list[Event] = field(default_factory=list[Event])
-    pieces: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
+    pieces: list[SaidPiece] = field(default_factory=list["SaidPiece"])
 
-    def add(self, events: Sequence[Event], accepted: bool) -> None:
+    def add(self, events: Sequence[Event], accepted: bool, place: int) -> None:
+        said = [one.text for one in events if isinstance(one, Content)]
         self.events.extend(events)
-        self.pieces.extend((one.text, accepted) for one in events if isinstance(one, Content))
+        self.pieces.extend((text, accepted, place) for text in said)
 
 
 @dataclass(frozen=True)
@@ -154,18 +163,18 @@ class Part:
 
     @property
     def said(self) -> str:
-        return "".join(text for text, _ in self.told.pieces)
+        return "".join(text for text, _, _ in self.told.pieces)
 
     @property
     def thought(self) -> str:
         return "".join(piece.text for piece in self.reading.thought)
 
     @property
-    def said_pieces(self) -> list[tuple[str, bool]]:
-        """The answer's text with its origin: was it a draft?"""
+    def said_pieces(self) -> list[SaidPiece]:
+        """The answer's text with its origin."""
         return self.told.pieces
 
     @property
-    def thought_pieces(self) -> list[tuple[str, bool]]:
+    def thought_pieces(self) -> list[SaidPiece]:
         """The same of the thoughts."""
-        return [(piece.text, piece.accepted) for piece in self.reading.thought]
+        return [(piece.text, piece.accepted, piece.place) for piece in self.reading.thought]

@@ -61,7 +61,7 @@ class Usage:
 class Generation:
     """`n` answers to each of `prompts`. Closing it ends at the engine whatever has not ended."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         link: Link,
         tokenizer: Tokenizer,
@@ -72,6 +72,7 @@ class Generation:
         *,
         cache_salt: str = "",
         priority: int = 0,
+        shows: bool = False,
     ) -> None:
         """Raises ApiError: 503 without an engine, 429 if there is too much to do."""
         link.check_ready()
@@ -85,7 +86,7 @@ class Generation:
         for talk in prompts:
             for copy in range(n):
                 own = for_choice(params, copy)
-                ticket = link.open(talk.ids, own, self._events, cache_salt, priority)
+                ticket = link.open(talk.ids, own, self._events, cache_salt, priority, shows)
                 thought = (talk.end_of_thought, talk.start_of_thought)
                 reader = Reader(tokenizer, own, *thought, talk.shown)
                 choice = Choice(len(self.choices), talk.ids, ticket, reader, talk.parser())
@@ -171,6 +172,7 @@ class Generation:
         choice.logprobs += logprobs
         if step.prompt_logprobs is not None:
             choice.prompt_logprobs = step.prompt_logprobs
+        choice.picks = step.picks or choice.picks
         if choice.finish is not None and finish is None:
             self._link.close([choice.ticket], FinishReason.STOP)
         return Part(choice, reading, told, logprobs)

@@ -113,6 +113,7 @@ class Link:
         events: Events,
         cache_salt: str = "",
         priority: int = 0,
+        shows: bool = False,
     ) -> Ticket:
         """Send a request to the engine, in the caller's name. Raises ApiError if there is none."""
         self.check_ready()
@@ -120,7 +121,7 @@ class Link:
         self.ledger.live[ticket.id] = ticket
         # The seed is drawn here, so that whoever replays the order draws the same tokens.
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        given = (replace(params, seed=seed), cache_salt, priority, TENANT.get())
+        given = (replace(params, seed=seed), cache_salt, priority, TENANT.get(), shows)
         order = m.Submit(ticket.id, prompt, *given)
         if self._journal is not None:
             self._journal.submitted(order)

@@ -91,9 +91,10 @@ class _Again:
     def _obey(self, entry: Entry) -> None:
         turn, order = self._found.turns, entry.order
         if turn == self._begun(entry):
-            whose = {"priority": order.priority, "tenant": order.tenant}
+            whose = (order.priority, order.tenant, order.shows)
+            given = (order.id, order.prompt, order.params, order.cache_salt)
             try:
-                self._engine.submit(order.id, order.prompt, order.params, order.cache_salt, **whose)
+                self._engine.submit(*given, None, *whose)
             except RequestError as error:
                 self._found.refused[order.id] = str(error)
             else:

@@ -29,6 +29,7 @@ from freewheel.server.protocol import bounded_protocol
 from freewheel.server.serving import Serving
 from freewheel.server.settings import ServerSettings
 from freewheel.spec import ModelSpec
+from freewheel.spec.picks import picked_layers
 
 log = logging.getLogger("freewheel.server")
 
@@ -58,6 +59,7 @@ def _serve(link: Link, spec: ModelSpec, tokenizer: Tokenizer, admin: AdminSocket
         link=link,
         settings=settings,
         metrics=metrics,
+        picked=picked_layers(spec),
     )
     http = uvicorn.Config(
         Gate(build_app(serving, admin), serving),

@@ -95,5 +95,5 @@ class Choices(Sampling):
     return_pieces: bool | None = Field(
         default=None,
         description="Streamed choices also carry `pieces` and, in a chat, `reasoning_pieces`: "
-        "[text, whether it was an accepted draft]. One event is one round.",
+        "[text, whether it was an accepted draft, place of its token]. One event is one round.",
     )

@@ -28,6 +28,7 @@ from freewheel.server.tickets import Ticket
 from freewheel.server.tools import Calling
 from freewheel.server.wire import Step
 from freewheel.spec import FinishReason, SamplingParams
+from freewheel.spec.picks import PickedLayers
 
 LONG_TEXT = 1 << 14
 """Characters from which on a text is encoded in a thread: others must not wait for it."""
@@ -43,6 +44,7 @@ class Serving:
     link: Link
     settings: ServerSettings
     metrics: ServerMetrics
+    picked: PickedLayers = field(default_factory=PickedLayers)
     recent: Recent = field(default_factory=Recent)
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
@@ -165,12 +167,15 @@ class Serving:
         structure: Structure | None = None,
         cache_salt: str | None = None,
         priority: int | None = None,
+        shows: bool = False,
     ) -> Generation:
-        """Begin. Raises ApiError 429 and 503."""
+        """Begin. `shows`: with what the prompt's last token picks. Raises ApiError 429 and 503."""
         given = (prompts, params, n, structure)
         salt, rank = cache_salt or "", priority or 0
         try:
-            return Generation(self.link, self.tokenizer, *given, cache_salt=salt, priority=rank)
+            return Generation(
+                self.link, self.tokenizer, *given, cache_salt=salt, priority=rank, shows=shows
+            )
         except ApiError as error:
             self.metrics.rejected(error.code or "error")
             raise

@@ -19,6 +19,7 @@ class Submit(Struct, tag=True):
     cache_salt: str = ""
     priority: int = 0
     tenant: str = ""
+    shows: bool = False
 
 
 class Abort(Struct, tag=True):
@@ -78,6 +79,7 @@ class Step(Struct, tag=True, omit_defaults=True):
     cached_host_tokens: int = 0
     logprobs: tuple[Logprobs, ...] | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    picks: tuple[tuple[int, ...], ...] | None = None
 
 
 class Progress(Struct, tag=True):

@@ -135,6 +135,7 @@ class Worker:
                 form(),
                 order.priority,
                 order.tenant,
+                order.shows,
             )
         except RequestError as error:
             self._send(m.Refused(order.id, error.field, str(error)))
@@ -175,6 +176,7 @@ def _told(step: TokenStep) -> m.Step:
         step.cached_host_tokens,
         step.logprobs,
         step.prompt_logprobs,
+        step.picks,
     )
 
 

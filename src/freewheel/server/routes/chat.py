@@ -228,7 +228,10 @@ class _Writer:
         role = {"role": "assistant", "content": ""}
         for choice in self._generation.choices:
             opening = {"index": choice.index, "delta": role, "logprobs": None}
-            yield event(head | {"choices": [opening | {"finish_reason": None}]})
+            opened = head | {"choices": [opening | {"finish_reason": None}]}
+            if self._body.return_token_ids:
+                opened["prompt_token_ids"] = self._prompt
+            yield event(opened)
         async for part in self._generation.parts():
             delta = self._delta(part)
             if self._says_nothing(delta):

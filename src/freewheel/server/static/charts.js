@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two pictures on a canvas: the last values of something, and the lanes of the last rounds.
 
-function colour(name) {
+export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-function prepared(canvas) {
+export function prepared(canvas) {
   const scale = window.devicePixelRatio || 1;
   const { clientWidth: width, clientHeight: height } = canvas;
   if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {

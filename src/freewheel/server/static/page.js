@@ -3,7 +3,8 @@
 
 import { Calls, readTools } from "/page/calls.js";
 import { drawLanes, drawLine } from "/page/charts.js";
-import { events, getJson } from "/page/stream.js";
+import { Picks } from "/page/picks.js";
+import { events, getJson, postJson } from "/page/stream.js";
 
 const $ = (id) => document.getElementById(id);
 const ROOM = 120, LANES = 12, EVERY_MS = 400, PLACES = 4;
@@ -38,10 +39,11 @@ function scroll() {
 // One event is one round: its accepted drafts come first, in the order they were drafted.
 function addPieces(home, pieces) {
   let place = 0;
-  for (const [text, accepted] of pieces ?? []) {
+  for (const [text, accepted, token] of pieces ?? []) {
     if (accepted) place += 1;
     const span = document.createElement("span");
     span.textContent = text;
+    span.dataset.place = token;
     if (accepted) span.className = `draft d${Math.min(place, PLACES)}`;
     home.append(span);
   }
@@ -59,7 +61,7 @@ function counts(usage, began, first) {
 function asked(text) {
   const common = {
     temperature: Number($("temperature").value), max_tokens: Number($("limit").value),
-    stream: true, return_pieces: true, stream_options: { include_usage: true },
+    stream: true, return_pieces: true, return_token_ids: true, stream_options: { include_usage: true },
   };
   if (text !== null && mode() === "continue") return ["/v1/completions", { ...common, prompt: text }];
   const thinking = $("thinking").checked;
@@ -94,6 +96,7 @@ async function answer(text) {
   try {
     for await (const chunk of events(path, body, state.key, state.running.signal)) {
       const choice = chunk.choices[0];
+      picks.told(turn, chunk.prompt_token_ids ?? choice?.prompt_token_ids, choice?.token_ids);
       if (choice?.pieces) {
         first ||= performance.now();
         addPieces(thought, choice.reasoning_pieces);
@@ -157,6 +160,22 @@ function submit(event) {
   hint();
   if (!state.calls.open) answer(null);
 }
+
+// ---- what a token was chosen from
+
+const picks = new Picks({
+  figure: $("picks-figure"), canvas: $("picks"), now: $("picks-now"), note: $("picks-note"),
+  ask: (prompt) => postJson("/debug/selection", { prompt, return_token_strs: true }, state.key),
+  chosen: (span) => {
+    for (const one of document.querySelectorAll(".chosen")) one.classList.remove("chosen");
+    span.classList.add("chosen");
+  },
+});
+
+$("turns").addEventListener("click", (event) => {
+  const span = event.target.closest("[data-place]");
+  if (span && !window.getSelection().toString()) picks.choose(span);
+});
 
 // ---- the engine
 
@@ -247,6 +266,7 @@ $("clear").addEventListener("click", () => {
   state.turns = [];
   state.calls = null;
   hint();
+  picks.forget();
   $("turns").replaceChildren();
 });
 $("key").addEventListener("change", () => {
@@ -265,5 +285,5 @@ $("lanes").addEventListener("pointermove", (event) => {
   draw();
 });
 $("lanes").addEventListener("pointerleave", () => { state.hover = null; draw(); });
-window.addEventListener("resize", draw);
+window.addEventListener("resize", () => { draw(); picks.draw(); });
 poll();

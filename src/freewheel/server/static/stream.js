@@ -19,6 +19,16 @@ export async function getJson(path, key) {
   return response.json();
 }
 
+export async function postJson(path, body, key) {
+  const response = await fetch(path, {
+    method: "POST",
+    headers: { "content-type": "application/json", ...headers(key) },
+    body: JSON.stringify(body),
+  });
+  if (!response.ok) throw await refusal(response);
+  return response.json();
+}
+
 function headers(key) {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
