@@ -17,6 +17,7 @@ using std::min;
 
 struct int2 { int x, y; };
 struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
@@ -204,6 +205,45 @@ void multiply(float (&sums)[n], unsigned a, unsigned b, unsigned c, unsigned d,
   meet(rows.barrier);
 }
 #endif
+
+// What fragments.cuh says.
+inline void wait_before() {}
+inline void let_next() {}
+inline uint4 read_once(const void* from) { return *(const uint4*)from; }
+inline int read_fresh(const int* from) { return *from; }
+inline int ones_in(unsigned bits) { return std::popcount(bits); }
+inline unsigned apart(unsigned value) { return value; }
+inline unsigned bytes_of(unsigned low, unsigned high, unsigned which) {
+  unsigned long long both = low | (unsigned long long)high << 32;
+  unsigned found = 0;
+  for (int i = 0; i < 4; i++) found |= (both >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
+  return found;
+}
+inline unsigned nearest_half(float x) {
+  unsigned bits = bits_of(x);
+  return x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline unsigned rounded_pair(float low, float high) {
+  return nearest_half(low) | nearest_half(high) << 16;
+}
+inline unsigned times(unsigned pair, unsigned other) {
+  float low = value_of(pair << 16) * value_of(other << 16);
+  float high = value_of(pair & 0xffff0000u) * value_of(other & 0xffff0000u);
+  return nearest_half(low) | nearest_half(high) << 16;
+}
+inline void add_product(float (&sums)[4], const unsigned (&left)[4], unsigned right_low,
+                        unsigned right_high) {
+  int rows[4][32], columns[2][32];
+  for (int i = 0; i < 4; i++) exchange(left[i], rows[i]);
+  exchange(right_low, columns[0]), exchange(right_high, columns[1]);
+  for (int i = 0; i < 4; i++)
+    for (int word = 0; word < 8; word++) {  // words 0 to 3: inputs 0 to 7, the others: 8 to 15
+      unsigned a = rows[i / 2 + word / 4 * 2][lane() / 4 * 4 + word % 4];
+      unsigned b = columns[word / 4][(lane() % 4 * 2 + i % 2) * 4 + word % 4];
+      sums[i] += value_of(a << 16) * value_of(b << 16);
+      sums[i] += value_of(a & 0xffff0000u) * value_of(b & 0xffff0000u);
+    }
+}
 
 inline void enter() {
   now->body();

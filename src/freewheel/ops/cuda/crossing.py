@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From one layer on parallel streams into the next: for few tokens, in two launches.
+"""From one layer on parallel streams into the next, in two launches.
 
 The first closes the layer that is left, a slice of every stream a program, and while it holds the
 new elements multiplies them by the weights of the layer that is entered. Those weights are on their
 way before the kernel in front has ended. The second adds the slices up, in ascending order, as
-`hyper` does. More tokens are closed and entered apart: a program for each would read the weights
+`hyper` does. For many tokens the first is in CUDA C++ (`sources/close_slices.cu`), by matrix units.
+Where that cannot be, they are closed and entered apart: a program for each would read the weights
 once a token, and one that takes tokens in turn waits for each of them.
 """
 
@@ -17,10 +18,19 @@ from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, release, wait
 from freewheel.ops.cuda.hyper import Mixing, hyper_close, hyper_enter, launch_enter
+from freewheel.ops.cuda.native import Kernel, lacking
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 SLICE = 128
 """Elements of each stream that one program closes."""
+
+KERNEL = Kernel("close_slices", "ppppppppi")
+
+STREAMS, PART, BLOCK_TOKENS = 4, 32, 128
+"""Of a block of `KERNEL`: streams, elements of each, tokens."""
+
+SHARED = STREAMS * (2 + STREAMS) * STREAMS * PART * 6
+"""Bytes of shared memory of a block: its weights, in thirds of two bytes."""
 
 FEW = 8
 """Tokens up to which each has programs of its own; for more, weights would be read too often."""
@@ -79,6 +89,29 @@ def _close_and_slice(
     return out, (products, squares)
 
 
+def takes(y: Tensor, streams: Tensor) -> bool:
+    """Whether `close_many` closes layers on streams [..., N, D] of y's dtype."""
+    alike = y.dtype == streams.dtype == torch.bfloat16
+    if not alike or streams.shape[-2] != STREAMS or streams.shape[-1] % PART:
+        return False
+    return lacking() is None
+
+
+def close_many(
+    y: Tensor, streams: Tensor, post: Tensor, mix: Tensor, weight: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """As `_close_and_slice` gives it, in parts of `PART` elements of every stream."""
+    out, dim, rows = torch.empty_like(streams), streams.shape[-1], weight.shape[0]
+    n, parts = y.numel() // dim, dim // PART
+    products = torch.empty((n, parts, rows), dtype=torch.float32, device=out.device)
+    squares = torch.empty((n, parts), dtype=torch.float32, device=out.device)
+    KERNEL.launch(
+        parts * triton.cdiv(n, BLOCK_TOKENS), 256, SHARED,
+        y, streams, post, mix, weight, out, products, squares, n, DIM=dim,
+    )  # fmt: skip
+    return out, (products, squares)
+
+
 @implement("hyper_cross", "cuda")
 def hyper_cross(
     y: Tensor,
@@ -98,8 +131,10 @@ def hyper_cross(
     if weight.dtype != torch.float32 or streams.dtype == torch.float64:
         return SPECIFICATIONS["hyper_cross"](y, streams, post, mix, weight, *own)
     left = (y.contiguous(), streams.contiguous(), post.contiguous(), mix.contiguous())
-    if 0 < y.numel() // y.shape[-1] <= FEW:
-        out, sliced = _close_and_slice(*left, weight)
+    few = y.numel() <= FEW * y.shape[-1]
+    if y.numel() and (few or takes(y, streams)):
+        close = _close_and_slice if few else close_many
+        out, sliced = close(*left, weight.contiguous())
         return out, *launch_enter(out, sliced, own)
     out = hyper_close(*left)
     return out, *hyper_enter(out, weight, *own)

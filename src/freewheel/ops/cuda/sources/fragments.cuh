@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of fragments that a warp holds in registers (PTX ISA, "mma.m16n8k16"), numbers in pairs
+// of bfloat16, and reading what is read once.
+
+__device__ inline void wait_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ inline void let_next() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// 16 bytes at a multiple of 16, which no other thread wants.
+__device__ inline uint4 read_once(const void* from) {
+  uint4 four;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(four.x), "=r"(four.y), "=r"(four.z), "=r"(four.w) : "l"(from));
+  return four;
+}
+// Past the first cache: see ops/cuda/chain.py.
+__device__ inline int read_fresh(const int* from) { return __ldcg(from); }
+
+__device__ inline int ones_in(unsigned bits) { return __popc(bits); }
+// Byte i of the result is the one that digit i of `which` counts among those of low, then of high.
+__device__ inline unsigned bytes_of(unsigned low, unsigned high, unsigned which) {
+  return __byte_perm(low, high, which);
+}
+
+// A value that is not made anew from what it was made of.
+__device__ inline unsigned apart(unsigned value) {
+  asm("" : "+r"(value));
+  return value;
+}
+
+// Both numbers of a pair times those of another.
+__device__ inline unsigned times(unsigned pair, unsigned other) {
+  unsigned product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(pair), "r"(other));
+  return product;
+}
+
+// The nearest numbers, ties to even.
+__device__ inline unsigned rounded_pair(float low, float high) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Sums [16, 8] += left [16, 16] times right [16, 8], of pairs.
+__device__ inline void add_product(float (&sums)[4], const unsigned (&left)[4], unsigned right_low,
+                                   unsigned right_high) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right_low), "r"(right_high));
+}
