@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
+from freewheel.ops.codecs import quantise_mxfp4
 from freewheel.ops.rows import write_index_keys
 from tests.ops.cases import ints
 
@@ -108,3 +109,45 @@ def test_a_query_s_logits_do_not_depend_on_the_width() -> None:
         args = (query[:, piece], gates[:, piece], *rest, lens[:, piece].contiguous())
         alone = IMPLEMENTATIONS["fp8_index_logits", "cuda"](*args)
         assert torch.equal(alone, together[:, piece])
+
+
+@pytest.mark.parametrize("limit", [None, 2.5])
+@pytest.mark.parametrize("tokens", [1, 8, 9, 40, 130, 400])
+@pytest.mark.parametrize(("hidden", "width"), [(4096, 256), (7168, 384), (1024, 2048)])
+def test_mxfp4_experts_stay_within_their_error(
+    hidden: int, width: int, tokens: int, limit: float | None
+) -> None:
+    """Some experts with many tokens, one without any; the same bits at a second time."""
+    torch.manual_seed(tokens)
+    gate_up = quantise_mxfp4(torch.randn(9, 2 * width, hidden) / hidden**0.5)
+    down = quantise_mxfp4(torch.randn(9, hidden, width) / width**0.5)
+    ids = torch.rand(1, tokens, 8).argsort(-1)[..., :3].int()
+    x = torch.randn(1, tokens, hidden).bfloat16()
+    given = (x, *gate_up, *down, ids, torch.rand(1, tokens, 3), limit)
+    args: list[Any] = [a.cuda() if isinstance(a, Tensor) else a for a in given]
+    found = IMPLEMENTATIONS["mxfp4_experts", "cuda"](*args)
+    expected = SPECIFICATIONS["mxfp4_experts"](args[0].double(), *args[1:])
+    assert (found.double() - expected).norm() <= 2**-8 * expected.norm()
+    assert torch.equal(IMPLEMENTATIONS["mxfp4_experts", "cuda"](*args), found)
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 32, 130, 1000])
+def test_a_layer_on_streams_is_left_and_the_next_entered(tokens: int) -> None:
+    torch.manual_seed(tokens)
+    left = (
+        torch.randn(1, tokens, 4096).bfloat16(),
+        torch.randn(1, tokens, 4, 4096).bfloat16(),
+        torch.rand(1, tokens, 4),
+        torch.rand(1, tokens, 4, 4) / 4,
+    )
+    own = (torch.randn(24, 4 * 4096) / 128, torch.randn(24), torch.ones(3), 1e-6, 1e-6, 20)
+    norm = (torch.rand(4096).bfloat16(), 1e-6)
+    args: list[Any] = [a.cuda() if isinstance(a, Tensor) else a for a in (*left, *own, *norm)]
+    streams, x, post, mix = IMPLEMENTATIONS["hyper_cross", "cuda"](*args)
+    closed = SPECIFICATIONS["hyper_close"](*(a.double() for a in args[:4]))
+    assert (streams.double() - closed).norm() <= 2**-8 * closed.norm()
+    wide = [a.double() if isinstance(a, Tensor) else a for a in (streams, *args[4:])]
+    entered = SPECIFICATIONS["hyper_enter"](*wide)
+    assert (x.double() - entered[0]).norm() <= 2**-8 * entered[0].norm()
+    assert torch.allclose(post.double(), entered[1], rtol=1e-5, atol=1e-6)
+    assert torch.allclose(mix.double(), entered[2], rtol=1e-5, atol=1e-6)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts over MXFP4 weights: tiles and launches are those of FP8 experts.
+"""A mixture of experts over MXFP4 weights: in CUDA C++ (`packed_experts`), or with a stand-in.
+
+The stand-in's tiles and launches are those of FP8 experts.
 
 A byte holds two neighbouring inputs, so low and high nibbles meet even and odd activations in two
 products and nothing is interleaved. The 32 inputs that
@@ -16,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.gating import gate
+from freewheel.ops.cuda.packed_experts import packed_experts, takes
 from freewheel.ops.cuda.quantised import uses_matrix_units
 from freewheel.ops.cuda.quantised_experts import list_tiles, sum_choices
 from freewheel.ops.cuda.streaming import operand
@@ -234,6 +237,9 @@ def mxfp4_experts(
     out, pairs, fast = torch.empty_like(x), ids.numel(), uses_matrix_units(x)
     if not pairs:
         return out
+    if takes(x, width):
+        up, low = (gate_up, gate_up_scale), (down, down_scale)
+        return packed_experts(x, up, low, ids, weights, limit)
     tokens = tokens_for(pairs, experts)
     up, low = FEW if tokens == 8 else SOME
     plan = list_tiles(ids, experts, tokens)

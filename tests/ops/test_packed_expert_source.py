@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MXFP4 experts in CUDA C++, compiled for this machine's processor, against the specification."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from freewheel.ops import SPECIFICATIONS
+from tests.ops.cases import Sizes
+from tests.ops.quantised_cases import expert_arguments
+from tests.ops.test_cuda_sources import COMPILER, Call, built, places
+
+pytest.importorskip("triton")
+module: Any = importlib.import_module("freewheel.ops.cuda.packed_experts")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+
+ENTRY = """
+extern "C" void run(const void* x, const unsigned char* codes, const unsigned char* scales,
+                    const int* experts, const int* lanes, const float* shares, void* out,
+                    int blocks, int bytes, float limit, int count) {
+  run_blocks(blocks, 1, THREADS, bytes, [=] {
+    packed_experts((const unsigned short*)x, codes, scales, experts, lanes, shares, out, limit,
+                   count);
+  });
+}
+"""
+HIDDEN, WIDTH, EXPERTS, TOP_K = 1024, 128, 3, 2
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, int, int], Call]:
+    """By (few, columns, down): the kernel for HIDDEN and WIDTH."""
+    return {
+        (few, columns, down): compiled(tmp_path_factory.mktemp("built"), few, columns, down)
+        for few, columns in ((True, 1), (False, 2))
+        for down in (0, 1)
+    }
+
+
+def compiled(folder: Path, few: bool, columns: int, down: int) -> Call:
+    tile = module.tiles_for(HIDDEN, WIDTH, columns, few)[down]
+    sizes = {"TOP_K": TOP_K, "HIDDEN": HIDDEN, "WIDTH": WIDTH, "FEW": int(few), "CHUNKS": 1}
+    constants = sizes | module.constants_of(tile) | {"DOWN": down, "CLAMP": 1 - down}
+    return built(folder, "packed_experts", ENTRY, constants)
+
+
+def listed(ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """(experts, lanes) of the tiles of `ids`, and one tile of nothing behind them."""
+    experts, lanes = [], []
+    for expert in range(EXPERTS):
+        own = (ids.flatten() == expert).nonzero().flatten().tolist()
+        for at in range(0, len(own), tokens):
+            experts.append(expert)
+            lanes += (own[at : at + tokens] + [-1] * tokens)[:tokens]
+    return torch.tensor([*experts, -1]).int(), torch.tensor(lanes + [-1] * tokens).int()
+
+
+def found(source: Any, args: tuple[Any, ...], few: bool, columns: int) -> Tensor:
+    """What the kernel makes of the arguments of `mxfp4_experts`, whose limit is not None."""
+    x, gate_up, gate_up_scale, down, down_scale, ids, weights, limit = args
+    x, ids, shares, pairs = x.flatten(0, -2), ids.reshape(-1, TOP_K), weights.float(), ids.numel()
+    where = (ids, ids) if few else listed(ids, 8 * columns)
+    tiles = pairs if few else len(where[0])
+    inner = torch.full((pairs, WIDTH), torch.nan, dtype=torch.bfloat16)
+    parts = torch.full((pairs, HIDDEN), torch.nan)
+    up, low = module.tiles_for(HIDDEN, WIDTH, columns, few)
+    first = tiles * WIDTH // (8 * up.tiles), up.shared
+    given = places(x, gate_up, gate_up_scale, *where, shares, inner)
+    source[few, columns, 0](*given, *first, ctypes.c_float(limit), pairs)
+    second = tiles * HIDDEN // (16 * low.tiles), low.shared
+    given = places(inner, down, down_scale, *where, shares, parts)
+    source[few, columns, 1](*given, *second, ctypes.c_float(0), pairs)
+    return parts.view(-1, TOP_K, HIDDEN).sum(1)
+
+
+def arguments(tokens: int, seed: int = 1) -> list[Any]:
+    of = Sizes(1, tokens, seed, torch.bfloat16)
+    return list(expert_arguments("mxfp4_experts", of, EXPERTS, WIDTH, HIDDEN, TOP_K, 0.4))
+
+
+def check(source: Any, args: tuple[Any, ...], few: bool, columns: int) -> None:
+    expected = SPECIFICATIONS["mxfp4_experts"](args[0].double(), *args[1:]).view(-1, HIDDEN)
+    off = (found(source, args, few, columns).double() - expected).norm()
+    assert off <= 2**-8 * expected.norm()  # of bfloat16 between the two projections
+
+
+@pytest.mark.parametrize(("tokens", "few", "columns"), [(5, True, 1), (28, False, 2)])
+def test_the_source_agrees(source: Any, tokens: int, few: bool, columns: int) -> None:
+    check(source, tuple(arguments(tokens)), few, columns)
+
+
+def test_pairs_of_one_expert_are_computed_eight_at_a_time(source: Any) -> None:
+    """As where experts are dealt out: what others hold is choice 0 with no weight, many times."""
+    args = arguments(7)
+    args[5][:, :5] = 0
+    check(source, tuple(args), True, 1)
+
+
+def test_scales_far_from_one_keep_the_weights_exact(source: Any) -> None:
+    """Beyond what one multiplication takes, on either side, in groups beside ordinary ones."""
+    args = arguments(2)
+    up, low = args[2], args[4]
+    up[:, :, 3] = 26  # of no weight beside the others
+    up[:, :WIDTH, 5] = 127 + 60
+    args[0][..., 160:192] *= 2.0**-64
+    low[1, :, 2] = 200
+    check(source, tuple(args), True, 1)
