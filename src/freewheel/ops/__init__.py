@@ -13,6 +13,7 @@ from freewheel.ops import cpu
 from freewheel.ops.adjusting import adjust, apply_adjustments
 from freewheel.ops.attention import index_logits, sparse_mla, topk_slots
 from freewheel.ops.cache import store_index_key, store_latent
+from freewheel.ops.checksums import sum_pages, sum_tokens
 from freewheel.ops.choosing import choose
 from freewheel.ops.clamped import (
     clamped_experts,
@@ -193,6 +194,8 @@ __all__ = [
     "store_latent",
     "store_raw",
     "store_table",
+    "sum_pages",
+    "sum_tokens",
     "topk_slots",
     "wide_linear",
     "window_attention",
