@@ -11,6 +11,7 @@ from pathlib import Path
 from freewheel.errors import CheckpointError, ConfigError
 from freewheel.spec.mesh import Mesh
 from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder
+from freewheel.spec.violation import Watch
 
 SHIPPED_MODELS = ("demo", "demo-v4")
 """Checkpoints that come with the package, by name."""
@@ -26,6 +27,9 @@ KV_CACHE_DTYPES = ("auto", "bf16", "fp8")
 LOAD_FORMATS = ("safetensors", "dummy")
 PRECISIONS = ("fp8", "mxfp4", "bf16")
 """What weights can be converted to."""
+
+CANARY_ALL = "all"
+"""Every page of every row of a round is looked at, before it computes."""
 
 MAX_RUN_AHEAD = 3
 AUTO_DEPTHS = (0, 1, 2, 3, 5)
@@ -80,6 +84,11 @@ class EngineConfig:
     rather than a stretch of each. `split_scan`: contexts of so many tokens or more have their index
     keys scored in parts by the processes of a copy, which exchange their best. `check_ranks`: after
     every round, compare what they decided; slow, to find faults.
+    `canary`: check that pages, page tables and tokens are what the engine wrote. CANARY_ALL: all
+    that the rows of a round hold, before it computes; a number: so many pages of each row and group
+    in a decoding round, in turns; 0: off. What is damaged is computed anew; with `strict`, its
+    request ends with an error. `perturb`: damage something on purpose in every so many rounds, as
+    `perturb_seed` says.
     """
 
     model: str
@@ -111,13 +120,17 @@ class EngineConfig:
     ep: bool = False
     split_scan: int = 1 << 17
     check_ranks: bool = False
+    canary: int | str = 0
+    strict: bool = False
+    perturb: int = 0
+    perturb_seed: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str | Path):
             raise ConfigError(f"model: must be a name or a folder, got {self.model!r}")
         if not isinstance(self.kernel_cache, str | None) or self.kernel_cache == "":
             raise ConfigError(f"kernel_cache: must be a folder, got {self.kernel_cache!r}")
-        for name in ("guard", "deterministic", "prefix_cache", "ep", "check_ranks"):
+        for name in ("guard", "deterministic", "prefix_cache", "ep", "check_ranks", "strict"):
             if not isinstance(vars(self)[name], bool):
                 raise ConfigError(f"{name}: must be True or False, got {vars(self)[name]!r}")
         self._check_speculate()
@@ -130,6 +143,7 @@ class EngineConfig:
         _check_range("cache_bytes", self.cache_bytes, 1, 1 << 50)
         _check_range("max_grammars", self.max_grammars, 1, 256)
         self._check_tiers()
+        self._check_canary()
         if not 0 < self.grammar_seconds <= 3600:
             raise ConfigError(
                 f"grammar_seconds: must be above 0 and at most 3600, got {self.grammar_seconds!r}"
@@ -157,6 +171,27 @@ class EngineConfig:
             raise ConfigError("host_cache_gb: holds cached prefixes, and prefix_cache is off")
         if size and self.tp * self.dp > 1:
             raise ConfigError("host_cache_gb: works on one device; leave it out, or use tp=1, dp=1")
+
+    def _check_canary(self) -> None:
+        if isinstance(self.canary, str):
+            _check_choice("canary", self.canary, (CANARY_ALL,))
+        else:
+            _check_range("canary", self.canary, 0, 1 << 16)
+        _check_range("perturb", self.perturb, 0, 1 << 30)
+        _check_range("perturb_seed", self.perturb_seed, 0, (1 << 63) - 1)
+        for name in ("strict", "perturb", "perturb_seed"):
+            if vars(self)[name] and not self.canary:
+                raise ConfigError(f"{name}: needs a canary; give canary as well")
+        if self.canary and self.tp * self.dp > 1:
+            raise ConfigError("canary: works on one device; leave it out, or use tp=1, dp=1")
+
+    @property
+    def watch(self) -> Watch | None:
+        """What the canary is asked for; None without one."""
+        if not self.canary:
+            return None
+        pages = None if isinstance(self.canary, str) else self.canary
+        return Watch(pages, self.perturb, self.perturb_seed)
 
     def _check_speculate(self) -> None:
         if self.speculate == "auto":

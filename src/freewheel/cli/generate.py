@@ -29,12 +29,15 @@ if TYPE_CHECKING:
     from freewheel import LLM, Chunk, Logprobs, Metrics
 
 
+PromptText = Annotated[
+    str | None, typer.Option(help="The text to continue; - or none reads standard input.")
+]
+
+
 @takes_sampling
 def generate(
     model: o.Model,
-    prompt: Annotated[
-        str | None, typer.Option(help="The text to continue; - or none reads standard input.")
-    ] = None,
+    prompt: PromptText = None,
     *,
     params: SamplingParams,
     speculate: o.Speculate = "3",
@@ -47,6 +50,10 @@ def generate(
     dtype: o.Dtype = "auto",
     kv_cache_dtype: o.KvCacheDtype = "auto",
     host_cache_gb: o.HostCacheGb = 0.0,
+    canary: o.Canary = "off",
+    strict: o.Strict = False,
+    perturb: o.Perturb = 0,
+    perturb_seed: o.PerturbSeed = 0,
     threads: o.Threads = 1,
     deterministic: o.Deterministic = False,
     tp: o.Tp = 1,
@@ -70,6 +77,10 @@ def generate(
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
         host_cache_gb=host_cache_gb,
+        canary=o.canary(canary),
+        strict=strict,
+        perturb=perturb,
+        perturb_seed=perturb_seed,
         threads=threads,
         deterministic=deterministic,
         tp=tp,

@@ -39,6 +39,20 @@ KvCacheDtype = Annotated[
 HostCacheGb = Annotated[
     float, typer.Option(help="Host memory for cached prefixes, in GB of 10^9 bytes; 0 is none.")
 ]
+Canary = Annotated[
+    str,
+    typer.Option(
+        help="Check before every round that nothing changed by itself: off, all, or how many "
+        "pages of a row in each round."
+    ),
+]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="What the canary finds ends its request with an error.")
+]
+Perturb = Annotated[
+    int, typer.Option(help="Damage something on purpose in every so many rounds; 0: never.")
+]
+PerturbSeed = Annotated[int, typer.Option(help="Of the schedule of such damage.")]
 LoadFormat = Annotated[
     str,
     typer.Option(
@@ -79,6 +93,13 @@ def depth(text: str) -> int | str:
     if text == "auto" or not (text.isascii() and text.removeprefix("-").isdigit()):
         return text  # the configuration says what may be
     return int(text)
+
+
+def canary(text: str) -> int | str:
+    """What `--canary` says: off, all, or a number. Raises ConfigError for anything else."""
+    if text == "off":
+        return 0
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def numbers(option: str, text: str) -> list[int]:

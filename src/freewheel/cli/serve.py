@@ -29,6 +29,18 @@ KEY_FILE_BYTES = 1 << 16
 
 
 KeyFile = Annotated[Path | None, typer.Option(help="Keys, one a line; or set FREEWHEEL_API_KEY.")]
+PrefillShare = Annotated[
+    float, typer.Option(help="Of contested rounds, the prompts' share: sooner or smoother.")
+]
+AdminSocket = Annotated[
+    Path | None, typer.Option(help="Where an operator is listened to: a Unix socket's path.")
+]
+DumpDir = Annotated[
+    Path | None, typer.Option(help="Keep requests of a failed engine there, for replay.")
+]
+OtlpEndpoint = Annotated[
+    str | None, typer.Option(help="A collector's address for traces, OTLP over HTTP.")
+]
 
 
 def serve(
@@ -47,19 +59,11 @@ def serve(
     stall_seconds: Annotated[float, typer.Option(help="Silence that means death.")] = 60.0,
     grammar_seconds: Annotated[float, typer.Option(help="Compiling of one form.")] = 10.0,
     prefix_cache: Annotated[bool, typer.Option(help="Keep pages of ended requests.")] = True,
-    prefill_share: Annotated[
-        float, typer.Option(help="Of contested rounds, the prompts' share: sooner or smoother.")
-    ] = 0.5,
+    prefill_share: PrefillShare = 0.5,
     metrics_prefix: Annotated[str, typer.Option(help="vllm makes its boards work.")] = "freewheel",
-    admin_socket: Annotated[
-        Path | None, typer.Option(help="Where an operator is listened to: a Unix socket's path.")
-    ] = None,
-    dump_dir: Annotated[
-        Path | None, typer.Option(help="Keep requests of a failed engine there, for replay.")
-    ] = None,
-    otlp_endpoint: Annotated[
-        str | None, typer.Option(help="A collector's address for traces, OTLP over HTTP.")
-    ] = None,
+    admin_socket: AdminSocket = None,
+    dump_dir: DumpDir = None,
+    otlp_endpoint: OtlpEndpoint = None,
     json_logs: Annotated[bool, typer.Option("--json-logs", help="One object a line.")] = False,
     guard: Annotated[bool, typer.Option("--guard", help="Count host reads.")] = False,
     speculate: o.Speculate = "3",
@@ -72,6 +76,10 @@ def serve(
     dtype: o.Dtype = "auto",
     kv_cache_dtype: o.KvCacheDtype = "auto",
     host_cache_gb: o.HostCacheGb = 0.0,
+    canary: o.Canary = "off",
+    strict: o.Strict = False,
+    perturb: o.Perturb = 0,
+    perturb_seed: o.PerturbSeed = 0,
     threads: o.Threads = 1,
     tp: o.Tp = 1,
     dp: o.Dp = 1,
@@ -79,7 +87,10 @@ def serve(
     check_ranks: o.CheckRanks = False,
 ) -> None:
     """Answer over HTTP: OpenAI's and Anthropic's endpoints, metrics, and a page at /."""
-    given: dict[str, Any] = locals() | {"speculate": o.depth(speculate)}
+    given: dict[str, Any] = locals() | {
+        "speculate": o.depth(speculate),
+        "canary": o.canary(canary),
+    }
     engine = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
     config = EngineConfig(**engine, prefill_batch=min(2, max_batch))
     check_libraries(LIBRARIES, "serve", "server")

@@ -31,6 +31,10 @@ class ChainDrafter:
         self._head, self._lag, self._dtype = head, lag, dtype
         self._backlog: Backlog | None = None
 
+    @property
+    def unread(self) -> Tensor | None:
+        return None if self._backlog is None else self._backlog.lens
+
     def open(self, arena: Arena, rows: int) -> None:
         """The backlog, if there may be one."""
         if self._lag:

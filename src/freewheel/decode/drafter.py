@@ -26,6 +26,12 @@ class Verified:
 class Drafter(Protocol):
     """Called once a round, in the graph, after the commit. Writes only drafts."""
 
+    @property
+    def unread(self) -> Tensor | None:
+        """int32 [R]: of each row, its last computed positions that were left for later; None: none
+        ever are."""
+        ...
+
     def open(self, arena: Arena, rows: int) -> None:
         """Make the static tensors of its own, for so many rows; before any round is captured."""
         ...
@@ -42,6 +48,10 @@ class Drafter(Protocol):
 
 class NoDrafter:
     """Drafts nothing: every round decides one token."""
+
+    @property
+    def unread(self) -> Tensor | None:
+        return None
 
     def open(self, arena: Arena, rows: int) -> None:
         del arena, rows

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from freewheel import ops
 from freewheel.decode.drafter import Verified
 from freewheel.spec.shape import StepShape
@@ -14,6 +16,10 @@ LONGEST, SHORTEST = 4, 2
 
 class LookupDrafter:
     """Needs no weights: good where the answer repeats the prompt, silent where nothing matches."""
+
+    @property
+    def unread(self) -> Tensor | None:
+        return None
 
     def open(self, arena: Arena, rows: int) -> None:
         del arena, rows

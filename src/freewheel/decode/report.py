@@ -54,4 +54,5 @@ def echo(
 
 def show(picks: Picks, shape: StepShape, outbox: Tensor) -> None:
     """Which keys the last certain query of the rectangle picked."""
-    outbox[:, OutboxLayout.of(shape).picks :].copy_(picks.words())
+    words, at = picks.words(), OutboxLayout.of(shape).picks
+    outbox[:, at : at + words.shape[1]].copy_(words)

@@ -19,7 +19,15 @@ from freewheel.decode.drafter import Drafter, Verified
 from freewheel.decode.report import echo, report, show
 from freewheel.models.base import Model
 from freewheel.spec.shape import StepShape
-from freewheel.state import CachePool, Picks, SequenceState, open_step, receive, receive_table
+from freewheel.state import (
+    CachePool,
+    Canary,
+    Picks,
+    SequenceState,
+    open_step,
+    receive,
+    receive_table,
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,7 @@ class Round:
     cache: CachePool
     target: Model
     drafter: Drafter
+    canary: Canary | None = None
 
     def advance(self, shape: StepShape, inbox: Tensor, outbox: Tensor) -> None:
         """One round of `shape`. inbox int32 [words], outbox int32 [B, words]: the two letters."""
@@ -38,6 +47,8 @@ class Round:
             receive_table(state, inbox, shape, cache.groups)
             return
         rows = receive(state, inbox, shape, cache.groups)  # int32 [B]
+        if self.canary is not None:
+            rows = self.canary.check(shape, inbox, outbox)
         opened = ops.open_round(*state.lengths, rows, shape.width, shape.choices - 1)
         start, given, query_lens = opened  # int32 [B] each
 
@@ -72,6 +83,8 @@ class Round:
             show(view.picks, shape, outbox)
         verified = Verified(rows, start, accept_lens, live, hidden)
         self.drafter.draft(state, cache, verified, shape)
+        if self.canary is not None:
+            self.canary.seal(shape, rows)
 
 
 def chosen_queries(x: Tensor, given: Tensor, shape: StepShape) -> Tensor:

@@ -10,7 +10,14 @@ from freewheel.engine.llm import LLM, ONE_TOKEN, Prompt
 from freewheel.engine.output import Arrival, Chunk, Logprobs, Metrics, Output, Piece, Selection
 from freewheel.engine.reader import Reader, Reading
 from freewheel.engine.timeline import RoundTimes
-from freewheel.engine.token_engine import Load, PoolLoad, TierLoad, TokenEngine, TokenStep
+from freewheel.engine.token_engine import (
+    CanaryLoad,
+    Load,
+    PoolLoad,
+    TierLoad,
+    TokenEngine,
+    TokenStep,
+)
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.runtime import (
     DeviceTrace,
@@ -40,6 +47,7 @@ __all__ = [
     "LLM",
     "ONE_TOKEN",
     "Arrival",
+    "CanaryLoad",
     "Chunk",
     "DeviceTrace",
     "GpuPlan",

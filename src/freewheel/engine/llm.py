@@ -16,7 +16,7 @@ from freewheel.engine.session import Live, Session
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.engine.wishes import adjustments_of
 from freewheel.errors import ConfigError, RequestError
-from freewheel.host import DepthPolicy, Fleet, Request, Scheduler, TextStream
+from freewheel.host import Alarm, DepthPolicy, Fleet, Request, Scheduler, TextStream
 from freewheel.runtime import build
 from freewheel.spec import Form, HostGrammar, SamplingParams, ShapeLadder, StepShape
 from freewheel.spec.picks import picked_layers
@@ -55,6 +55,7 @@ class LLM:
         self.built = build(self.config, progress, tokenizer_size=self.tokenizer.size)
         self.spec, self.executor = self.built.spec, self.built.executor
         self._policy = _policy_of(self.built.ladder, self.config.run_ahead)
+        self.alarm = Alarm(self.config.strict)
         self._session = Session(self._new_scheduler, self.executor)
         vocabulary = self.tokenizer.token_bytes(self.spec.vocab_size)
         self._compiler = Compiler(vocabulary, self.config.grammar_seconds)
@@ -280,6 +281,7 @@ class LLM:
             prefill_share=self.config.prefill_share,
             policy=self._policy,
             host_slots=built.sizes.host_slots,
+            alarm=self.alarm,
         )
 
 

@@ -17,6 +17,7 @@ from freewheel.errors import RequestError
 from freewheel.host import RequestState, TextStream
 from freewheel.host.pages import IdPool
 from freewheel.spec import FinishReason, Form, SamplingParams
+from freewheel.spec.violation import KINDS
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,16 @@ class TierLoad:
 
 
 @dataclass(frozen=True)
+class CanaryLoad:
+    """What a canary found changed, by kind; and the pages that it took out of use."""
+
+    kv: int
+    page_table: int
+    tokens: int
+    pages: int
+
+
+@dataclass(frozen=True)
 class Load:
     """What the engine is busy with, and what it has counted since it began."""
 
@@ -70,6 +81,8 @@ class Load:
     """None where there are none."""
     device_forms: int = 0
     host_forms: int = 0
+    canary: CanaryLoad | None = None
+    """None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +224,15 @@ class TokenEngine:
             device_forms=self._forms["device"],
             host_forms=self._forms["host"],
             tiers=self._tiers(),
+            canary=self._canary(),
         )
+
+    def _canary(self) -> CanaryLoad | None:
+        alarm = self._llm.alarm
+        if self._llm.config.watch is None:
+            return None
+        counts = {kind: alarm.counts[kind] for kind in KINDS.values()}
+        return CanaryLoad(pages=alarm.pages, **counts)
 
     def _tiers(self) -> TierLoad | None:
         moves = self._session.scheduler.copies[0].roster.reservations.moves

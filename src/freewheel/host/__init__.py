@@ -7,16 +7,19 @@ or numpy: no value of the device can be read here by mistake.
 
 from __future__ import annotations
 
+from freewheel.host.alarm import Alarm
 from freewheel.host.depth import DepthPolicy
 from freewheel.host.fleet import Fleet
 from freewheel.host.guide import Guide
 from freewheel.host.pages import PageAllocator, RowAllocator
 from freewheel.host.request import Request, RequestState, RequestStats
-from freewheel.host.scheduler import Scheduler, Update
+from freewheel.host.scheduler import Scheduler
 from freewheel.host.shelf import Shelf
 from freewheel.host.text import TextDelta, TextStream
+from freewheel.host.update import Update
 
 __all__ = [
+    "Alarm",
     "DepthPolicy",
     "Fleet",
     "Guide",

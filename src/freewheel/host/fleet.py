@@ -9,8 +9,9 @@ from dataclasses import replace
 from freewheel.errors import FreewheelError, RequestError
 from freewheel.host.interleaving import Interleaving
 from freewheel.host.request import Request
-from freewheel.host.scheduler import Scheduler, Update
+from freewheel.host.scheduler import Scheduler
 from freewheel.host.seats import within
+from freewheel.host.update import Update
 from freewheel.spec import TABLES, FinishReason, StepPlan, StepResult, Transfer, TransferResult
 
 PER_REQUEST = 512

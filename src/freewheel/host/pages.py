@@ -28,6 +28,7 @@ class IdPool:
         self._fresh = 1  # this id and all above it were never handed out
         self._owned: set[int] = set()
         self._quarantine: list[tuple[int, int]] = []
+        self._lost: set[int] = set()
         self._collected = -1
 
     @property
@@ -47,7 +48,12 @@ class IdPool:
 
     @property
     def quarantined(self) -> int:
-        """Ids returned, which a round in flight may still touch."""
+        """Ids returned, which a round in flight may still touch or which are not to be trusted."""
+        return len(self._quarantine) + len(self._lost)
+
+    @property
+    def due(self) -> int:
+        """Ids that turn free when the letters of rounds in flight have come."""
         return len(self._quarantine)
 
     def allocate(self, count: int) -> tuple[int, ...]:
@@ -79,7 +85,7 @@ class IdPool:
 
     def check(self) -> None:
         """Raise FreewheelError unless free + cached + owned + quarantined = total, each id once."""
-        held = [*self._free, *self._owned, *(one for _, one in self._quarantine)]
+        held = [*self._free, *self._owned, *self._lost, *(one for _, one in self._quarantine)]
         untouched = self.total + 1 - self._fresh
         distinct = len(set(held)) == len(held) and max(held, default=0) < self._fresh
         if len(held) + self.cached + untouched != self.total or not distinct:
@@ -117,6 +123,7 @@ class PageAllocator(IdPool):
         self._until: dict[int, int] = {}
         self._lent: Counter[int] = Counter()
         self._borrowed: set[int] = set()
+        self._condemned: set[int] = set()
 
     @property
     def cached(self) -> int:
@@ -138,7 +145,7 @@ class PageAllocator(IdPool):
         return sum(
             self._owners[page] == count and page not in self._keepers
             for page, count in self._lent.items()
-            if page not in self._borrowed
+            if page not in self._borrowed and page not in self._condemned
         )
 
     def collected(self, round_id: int) -> None:
@@ -190,6 +197,16 @@ class PageAllocator(IdPool):
         self._check_held(pages, "kept")
         self._keepers.update(pages)
 
+    def condemn(self, pages: Sequence[int]) -> int:
+        """Never hand these pages, owned or kept, out again; how many of them are newly so.
+
+        They stay in quarantine once nobody owns or keeps them.
+        """
+        self._check_held(pages, "condemned")
+        new = set(pages) - self._condemned
+        self._condemned |= new
+        return len(new)
+
     def release(self, ids: Sequence[int], until_round: int) -> None:
         """One owner less. Raises as IdPool.release does."""
         self._check_owned(ids)
@@ -229,6 +246,9 @@ class PageAllocator(IdPool):
         else:
             self._idle.discard(page)
             self._settling.discard(page)
+            if page in self._condemned:
+                self._lost.add(page)
+                return
             heapq.heappush(self._quarantine, (self._until.pop(page), page))
 
     def _check_held(self, pages: Sequence[int], what: str) -> None:

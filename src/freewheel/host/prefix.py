@@ -150,11 +150,11 @@ class PrefixCache:
         copies have ended."""
         pool = self._pools[group]
         if self._groups[group].retention is None:
-            while pool.free + pool.quarantined + pool.returning < count and pool.cached:
+            while pool.free + pool.due + pool.returning < count and pool.cached:
                 self._drop_oldest(group)
             return
         for block in tuple(self._resumable):
-            if pool.free + pool.quarantined + pool.returning >= count:
+            if pool.free + pool.due + pool.returning >= count:
                 return
             if block.latest is not None and self._frees(group, block.latest[group]):
                 if self.watcher is not None:
@@ -185,6 +185,17 @@ class PrefixCache:
                 break
         if self.watcher is not None:
             self.watcher.forget(keys, gone)
+
+    def condemn(self, group: int, pages: Sequence[int]) -> None:
+        """Drop the blocks that hold these pages, and all that follow them."""
+        bad = set(pages)
+        for block in list(self._blocks.values()):
+            held = (*block.pages[group], *(block.latest[group] if block.latest is not None else ()))
+            if bad.isdisjoint(held) or self._blocks.get(block.key) is not block:
+                continue
+            gone = self._drop(block, worth=False)
+            if self.watcher is not None:
+                self.watcher.forget([block.key], gone)
 
     def adopt(self, key: bytes, parent: Block | None, pages: tuple[tuple[int, ...], ...]) -> Block:
         """Keep pages that were copied here, unless the block is here by now; the block."""

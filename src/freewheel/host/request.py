@@ -37,7 +37,8 @@ class RequestStats:
     """Counted from collected letters. `dropped`: tokens of letters that came after the end of the
     tenancy that they belonged to. `cached_tokens`: prompt tokens whose pages were found when the
     request was first admitted; `host_tokens` of these came from host
-    memory. `first_token_time` is whatever clock the caller of `collect` reads."""
+    memory. `violations`: those that a canary found when the output had `violated_at` tokens, the
+    latest time. `first_token_time` is whatever clock the caller of `collect` reads."""
 
     prefill_rounds: int = 0
     decode_rounds: int = 0
@@ -47,6 +48,8 @@ class RequestStats:
     dropped: int = 0
     cached_tokens: int = 0
     host_tokens: int = 0
+    violations: int = 0
+    violated_at: int = -1
     first_token_round: int | None = None
     first_token_time: float | None = None
 

@@ -145,9 +145,20 @@ class Reservations:
         tokens."""
         missing = self.missing(tenancy, tokens)
         return all(
-            count <= pool.free + pool.cached + pool.quarantined + pool.lent
+            count <= pool.free + pool.cached + pool.due + pool.lent
             for count, pool in zip(missing, self.pools, strict=True)
         )
+
+    def condemn(self, tenancy: Tenancy, columns: tuple[tuple[int, ...], ...]) -> int:
+        """Take the pages in these columns of the row out of use; how many were not yet."""
+        count = 0
+        for group, (pool, span) in enumerate(zip(self.pools, tenancy.spans, strict=True)):
+            held = [c for c in columns[group] if span.first <= c < span.end]
+            pages = [span.pages[column - span.first] for column in held]
+            count += pool.condemn(pages)
+            if pages and self.prefix is not None:
+                self.prefix.condemn(group, pages)
+        return count
 
     def trim(self, tenancy: Tenancy) -> None:
         """Free the pages that lie wholly behind what later rounds may read."""

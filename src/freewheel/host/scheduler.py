@@ -6,9 +6,10 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from freewheel.errors import ConfigError, FreewheelError, RequestError
+from freewheel.host.alarm import Alarm
 from freewheel.host.chunks import widest_chunk
 from freewheel.host.depth import DepthPolicy, Pace
 from freewheel.host.footprint import Footprint
@@ -26,6 +27,7 @@ from freewheel.host.seats import (
     within,
 )
 from freewheel.host.shelf import Shelf
+from freewheel.host.update import Update
 from freewheel.spec import (
     TABLES,
     CacheGroup,
@@ -37,28 +39,12 @@ from freewheel.spec import (
     TableWrite,
     Transfer,
     TransferResult,
+    Violation,
 )
 
 
 def _turn(seat: Seat) -> int:
     return seat.request.turn
-
-
-@dataclass(frozen=True)
-class Update:
-    """What a letter, or an abort, brought to one request.
-
-    `tokens`: new output, in order. `accepted`: how many of them, from the first on, were drafts,
-    of `drafted` that the round verified. `finish`: why the request ended, or None. A request gets
-    exactly one update with a finish, and none after it; none at all if the host ended it by
-    `Scheduler.finish`.
-    """
-
-    request: Request
-    tokens: tuple[int, ...]
-    accepted: int
-    finish: FinishReason | None
-    drafted: int = 0
 
 
 class Scheduler:
@@ -116,6 +102,7 @@ class Scheduler:
         prefill_share: float = 0.5,
         policy: DepthPolicy | None = None,
         host_slots: int = 0,
+        alarm: Alarm | None = None,
     ) -> None:
         if len(groups) != len(group_pages) or not groups:
             raise ConfigError(f"group_pages: {len(group_pages)} given for {len(groups)} groups")
@@ -140,6 +127,7 @@ class Scheduler:
         self._rounds: deque[tuple[StepPlan, list[Seat]]] = deque()
         self._pace = Pace()
         self._policy = policy
+        self.alarm = Alarm() if alarm is None else alarm
         self._next_round = 0
         self._turns = itertools.count()
         self._kinds = Interleaving(prefill_share)
@@ -312,6 +300,9 @@ class Scheduler:
             if not seat.tenancy.open:
                 seat.request.stats.dropped += len(row.tokens)
                 continue
+            if row.violation is not None:
+                updates += self._violated(seat, row.violation)
+                continue
             seat.tenancy.settle(row.computed, seat.advance, seat.emits)
             seat.request.stats.count(row, seat.start is not None, result.round_id, now)
             if self._policy is not None and row.finish is None and not seat.request.guided:
@@ -332,6 +323,16 @@ class Scheduler:
                 )
         self.roster.reservations.collected(result.round_id)
         return updates
+
+    def _violated(self, seat: Seat, violation: Violation) -> list[Update]:
+        """A canary has struck the row: nothing that is in flight for it counts."""
+        request, reserved = seat.request, self.roster.reservations
+        pages = reserved.condemn(seat.tenancy, violation.columns)
+        if self.alarm.raised(request, violation, pages):
+            self.roster.preempt(request)
+            return []
+        self._end(request, FinishReason.ERROR)
+        return [Update(request, (), 0, FinishReason.ERROR)]
 
     def launch(
         self, shape: StepShape, seats: list[Seat], table: TableWrite | None = None

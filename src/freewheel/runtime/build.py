@@ -120,6 +120,7 @@ def build(
         peers=peers,
         mesh=mesh,
         check_ranks=config.check_ranks,
+        canary=config.watch,
     )
     resolved, notes = Resolved(device, graph, dtype, drafter), loaded.report.notes
     parts = (ladder, groups, sizes, executor, decisions, notes, resolved)

@@ -31,6 +31,7 @@ from freewheel.runtime.deterministic import in_fixed_blocks
 from freewheel.runtime.mailbox import Mailbox, digest_of, outbox_shape
 from freewheel.runtime.mover import Mover
 from freewheel.runtime.parallel import Alone, Peers
+from freewheel.runtime.perturb import Perturber
 from freewheel.runtime.rehearsal import rehearse
 from freewheel.runtime.streams import CudaStreams, NoStreams, Streams
 from freewheel.runtime.uplink import Uplink
@@ -38,9 +39,10 @@ from freewheel.spec.cache import CacheGroup
 from freewheel.spec.mesh import ALONE, REPLICA_RANKS, Mesh
 from freewheel.spec.picks import picked_layers
 from freewheel.spec.plan import StepPlan, StepResult
-from freewheel.spec.shape import StepShape
+from freewheel.spec.shape import MAX_LAG, StepShape
 from freewheel.spec.transfer import SlotPlan
-from freewheel.state import Arena, CachePool, InboxLayout, SequenceState
+from freewheel.spec.violation import Watch
+from freewheel.state import Arena, CachePool, Canary, InboxLayout, SequenceState
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,11 @@ class Executor:
         peers: Peers | None = None,
         mesh: Mesh = ALONE,
         check_ranks: bool = False,
+        canary: Watch | None = None,
     ) -> None:
         """`peers`: the other ranks that hold a share of the model; None if there are none.
 
-        `mesh`: how they share it.
+        `mesh`: how they share it. `canary`: what is watched for damage; None: nothing.
         """
         self._replica = mesh.replica
         self._peers = Alone() if peers is None else peers
@@ -107,8 +110,11 @@ class Executor:
         self.counters = Counters()
         self.sync_log = SyncLog()
         drafter.open(self.arena, sizes.rows)
-        self._round = Round(self.state, self.cache, target, drafter)
+        self.canary = self._new_canary(canary, drafter)
+        self.perturber = self._new_perturber(canary, drafter)
+        self._round = Round(self.state, self.cache, target, drafter, self.canary)
         self._picked = picked_layers(target.spec)
+        self._verdicts = None if self.canary is None else self.canary.layout
         self._graph = graph
         self._run_ahead = run_ahead
         self._guard = guard
@@ -119,9 +125,11 @@ class Executor:
         self.clock = time.process_time if device == "cpu" else time.perf_counter
         self._streams = _open_streams(device)
         slot = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups)))
-        self.mover = Mover(self.cache, slot, sizes.host_slots, device)
+        self.mover = Mover(self.cache, slot, sizes.host_slots, device, self.canary)
         self._pool = GraphPool() if graph == "cuda" else None
-        self._mailbox = Mailbox(run_ahead, self._streams, self.counters, mesh.dp, self._picked)
+        self._mailbox = Mailbox(
+            run_ahead, self._streams, self.counters, mesh.dp, self._picked, self._verdicts
+        )
         self._lanes: dict[StepShape, Lane] = {}
         self._ready = False
 
@@ -151,6 +159,7 @@ class Executor:
     def launch(self, plan: StepPlan) -> None:
         """One round: a letter up, one graph, a letter home. RankError if a rank is gone."""
         self.counters.late_captures += self._ready and plan.shape not in self._lanes
+        self._perturb(plan)
         kernels = kernels_loaded()
         launch_round(plan, self._lane(plan.shape), self._mailbox, self._streams, self._watch())
         self.counters.late_kernels += self._ready * (kernels_loaded() - kernels)
@@ -181,9 +190,12 @@ class Executor:
     def collect(self) -> StepResult:
         """The oldest letter home. RankError if a rank is gone: the letter would be no answer."""
         try:
-            return self._mailbox.collect()
+            letter = self._mailbox.collect()
         finally:
             self._peers.check()
+        if self.perturber is not None:
+            self.perturber.heard(letter)
+        return letter
 
     def replay(self, shape: StepShape) -> None:
         """The graph of `shape` once more, in the current stream, on the letter that came last."""
@@ -238,6 +250,22 @@ class Executor:
             f"round {self.counters.rounds} of {shape}", digest_of(decided, self._streams)
         )
 
+    def _new_canary(self, wanted: Watch | None, drafter: Drafter) -> Canary | None:
+        if wanted is None:
+            return None
+        return Canary.build(self.arena, self.state, self.cache, wanted.pages, drafter.unread)
+
+    def _new_perturber(self, wanted: Watch | None, drafter: Drafter) -> Perturber | None:
+        if wanted is None or not wanted.perturb:
+            return None
+        unread = 0 if drafter.unread is None else MAX_LAG
+        return Perturber(self.state, self.cache, wanted.perturb, wanted.seed, unread)
+
+    def _perturb(self, plan: StepPlan) -> None:
+        if self.perturber is not None:
+            with torch.inference_mode(), self._streams.rounds():
+                self.perturber.before(plan)
+
     def _watch(self) -> AbstractContextManager[object]:
         return no_host_sync(raise_=False, log=self.sync_log) if self._guard else nullcontext()
 
@@ -252,7 +280,7 @@ class Executor:
         name += f".{shape.tables:d}{shape.guided:d}{shape.catches_up:d}{shape.shows:d}"
         words = self._inbox_layout(shape).words
         inbox = self.arena.new(f"{name}.inbox", (words,), torch.int32)
-        batch, width = outbox_shape(shape, self._picked.words)
+        batch, width = outbox_shape(shape, self._picked.words, self._verdicts)
         outbox = self.arena.new(f"{name}.outbox", (batch, width), torch.int32)
         if self.copies == 1:
             return inbox, outbox, outbox

@@ -17,6 +17,7 @@ from freewheel.spec.picks import PickedLayers
 from freewheel.spec.plan import RowResult, StepPlan, StepResult, TokenScore
 from freewheel.spec.sampling import MAX_LOGPROBS, FinishReason
 from freewheel.spec.shape import StepShape
+from freewheel.spec.violation import VerdictLayout
 from freewheel.state import OutboxLayout
 from freewheel.state.letters import (
     FINISH_ERROR,
@@ -58,12 +59,14 @@ class Mailbox:
         counters: Counters,
         copies: int = 1,
         picked: PickedLayers | None = None,
+        verdicts: VerdictLayout | None = None,
     ) -> None:
         """`depth`: letters that may wait unread while another round is launched.
 
-        `copies`: of the model, whose letters come home together. `picked`: the model's.
+        `copies`: of the model, whose letters come home together. `picked`: the model's. `verdicts`:
+        of a canary, whose words are the last ones of each row.
         """
-        self._depth, self._copies = depth, copies
+        self._depth, self._copies, self._verdicts = depth, copies, verdicts
         self._picked = picked or PickedLayers()
         self._streams = streams
         self._counters = counters
@@ -115,6 +118,15 @@ class Mailbox:
 
     def _rows(self, plan: StepPlan, words: list[list[int]]) -> tuple[RowResult, ...]:
         """What came of the plan's rows, of which `words` are a batch."""
+        if self._verdicts is None:
+            return self._results(plan, words)
+        size, read = self._verdicts.words, self._verdicts.read
+        rows = self._results(plan, [own[:-size] for own in words])
+        return tuple(
+            replace(row, violation=read(own[-size:])) for row, own in zip(rows, words, strict=False)
+        )
+
+    def _results(self, plan: StepPlan, words: list[list[int]]) -> tuple[RowResult, ...]:
         shape = plan.shape
         rows = tuple(_row_result(row, one) for row, one in zip(plan.rows, words, strict=False))
         if not (shape.reports or shape.shows):
@@ -137,7 +149,7 @@ class Mailbox:
         return next(slot for slot in self._slots[shape] if all(slot is not b for b in busy))
 
     def _new_slot(self, shape: StepShape) -> _Slot:
-        batch, width = outbox_shape(shape, self._picked.words)
+        batch, width = outbox_shape(shape, self._picked.words, self._verdicts)
         words = self._streams.pages(self._copies * batch, width)
         return _Slot(words, self._streams.mark(), self._streams.mark())
 
@@ -163,7 +175,7 @@ def _row_result(row: int, words: list[int]) -> RowResult:
 def with_scores(row: RowResult, words: list[int], layout: OutboxLayout) -> RowResult:
     """`row` with the scores of its tokens, and of the positions that its round echoes."""
     reported = _scores(words[layout.scores : layout.echo][: len(row.tokens) * SCORE_WORDS])
-    return replace(row, scores=reported, echo=_scores(words[layout.echo :]))
+    return replace(row, scores=reported, echo=_scores(words[layout.echo : layout.picks]))
 
 
 def _scores(words: list[int]) -> tuple[TokenScore, ...]:
@@ -180,7 +192,9 @@ def _scores(words: list[int]) -> tuple[TokenScore, ...]:
     )
 
 
-def outbox_shape(shape: StepShape, picked: int = 0) -> tuple[int, int]:
+def outbox_shape(
+    shape: StepShape, picked: int = 0, verdicts: VerdictLayout | None = None
+) -> tuple[int, int]:
     """Shape of the int32 outbox of rounds of `shape`. `picked`: words of one query's picks."""
     layout = OutboxLayout.of(shape, picked)
-    return layout.batch, layout.row_words
+    return layout.batch, layout.row_words + (0 if verdicts is None else verdicts.words)

@@ -20,7 +20,7 @@ from freewheel.spec.transfer import (
     TransferResult,
     Way,
 )
-from freewheel.state import CachePool
+from freewheel.state import CachePool, Canary
 
 PIECE = 16
 """Blocks whose copies the host queues between two rounds: each costs it some tens of
@@ -54,12 +54,23 @@ class _Trip:
 class Mover:
     """`slots` places of host memory, each for one block. A checksum travels with every block.
 
+    With a canary, a page that is not what it says goes out with a wrong sum, so that nobody takes
+    it for whole when it comes back.
+
     The checksum is a sum of its 64-bit words modulo 2**64, each times an odd number of its own:
     no change of a single word leaves it as it was.
     """
 
-    def __init__(self, cache: CachePool, plan: SlotPlan, slots: int, device: str) -> None:
+    def __init__(
+        self,
+        cache: CachePool,
+        plan: SlotPlan,
+        slots: int,
+        device: str,
+        canary: Canary | None = None,
+    ) -> None:
         self.slots = slots
+        self._canary = canary
         self._waiting: deque[tuple[Transfer, int]] = deque()
         self._trips: deque[_Trip] = deque()
         self.bytes_out = self.bytes_in = 0
@@ -120,7 +131,7 @@ class Mover:
         block = slot if self._workspace is None else self._workspace  # uint8 [bytes]
         if way is Way.OUT:
             self._each_part(copy, lambda part, page: _gather(part, page, block))
-            self._sum_in(block).copy_(self._sum(block, copy.label))
+            self._sum_in(block).copy_(self._sum(block, copy.label) + self._damage(copy))
             if block is not slot:
                 slot.copy_(block, non_blocking=True)
             self.bytes_out += self._size
@@ -130,6 +141,7 @@ class Mover:
         differs = self._sum_in(block) != self._sum(block, copy.label)  # bool [1]
         self._flags[copy.slot : copy.slot + 1].copy_(differs.int(), non_blocking=True)
         self._each_part(copy, lambda part, page: _spread(part, page, block))
+        self._adopt(copy)
         self.bytes_in += self._size
 
     def _each_part(self, copy: BlockCopy, do: Callable[[_Part, int], None]) -> None:
@@ -137,6 +149,22 @@ class Mover:
             for parts, page in zip(places, pages, strict=False):
                 for part in parts:
                     do(part, page)
+
+    def _damage(self, copy: BlockCopy) -> Tensor | int:
+        """int64 [1]: not 0 if the canary's sums of the pages say otherwise than the pages."""
+        if self._canary is None:
+            return 0
+        found: Tensor | int = 0
+        for group, pages in enumerate(copy.pages):
+            for page in pages:
+                found = (self._canary.error_of(group, page) != 0).long()[0] + found
+        return found
+
+    def _adopt(self, copy: BlockCopy) -> None:
+        if self._canary is not None:
+            for group, pages in enumerate(copy.pages):
+                for page in pages:
+                    self._canary.adopt(group, page)
 
     def _sum_in(self, block: Tensor) -> Tensor:
         """int64 [1]: the checksum that a block, uint8 [bytes], brings."""

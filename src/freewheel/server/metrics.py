@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from freewheel.engine import Load, PoolLoad, TierLoad
+from freewheel.engine import CanaryLoad, Load, PoolLoad, TierLoad
 from freewheel.server.tickets import Ticket
 from freewheel.server.wire import Step
 from freewheel.spec import FinishReason
@@ -176,6 +176,8 @@ class EngineCollector(Collector):
         yield self._pages(load.pages)
         if load.tiers is not None:
             yield from self._tiers(load.tiers)
+        if load.canary is not None:
+            yield from self._canary(load.canary)
 
     def _tiers(self, tiers: TierLoad) -> Iterator[Metric]:
         yield self._gauge("host_cache_blocks", "Blocks that host memory has room for", tiers.slots)
@@ -188,6 +190,17 @@ class EngineCollector(Collector):
         yield family
         yield self._counter("host_cache_bytes_out", "Bytes copied there", tiers.bytes_out)
         yield self._counter("host_cache_bytes_in", "Bytes copied back", tiers.bytes_in)
+
+    def _canary(self, canary: CanaryLoad) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            f"{self._prefix}:canary_violations",
+            "Changes that the engine had not made",
+            labels=["model_name", "kind"],
+        )
+        for kind in ("kv", "page_table", "tokens"):
+            family.add_metric([self._model, kind], asdict(canary)[kind])
+        yield family
+        yield self._counter("canary_quarantined_pages", "Pages out of use", canary.pages)
 
     def _forms(self, load: Load) -> Metric:
         family = CounterMetricFamily(

@@ -51,6 +51,7 @@ from freewheel.spec.shape import (
     StepShape,
 )
 from freewheel.spec.transfer import BlockCopy, SlotPlan, Transfer, TransferResult, Way
+from freewheel.spec.violation import Violation
 
 __all__ = [
     "MAX_DEPTH",
@@ -94,6 +95,7 @@ __all__ = [
     "TokenScore",
     "Transfer",
     "TransferResult",
+    "Violation",
     "Way",
     "YarnSpec",
     "feed_bound",

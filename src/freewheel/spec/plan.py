@@ -9,6 +9,7 @@ from freewheel.spec.adjustments import Adjustments
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.sampling import FinishReason
 from freewheel.spec.shape import MAX_VERIFY_WIDTH, StepShape
+from freewheel.spec.violation import Violation
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class RowResult:
     of `tokens`, in rounds that report. `echo`: in rounds that echo, of the token behind each of the
     rectangle's positions (one that is not certain yet scores as token 0). `picks`: in rounds that
     show them, the keys that the last certain token picks in each layer that does, ascending.
+    `violation`: what a canary found, for which the round passed the row by; the rest says nothing.
     """
 
     row: int
@@ -130,6 +132,7 @@ class RowResult:
     scores: tuple[TokenScore, ...] = ()
     echo: tuple[TokenScore, ...] = ()
     picks: tuple[tuple[int, ...], ...] = ()
+    violation: Violation | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ device value, and must never hold a length that the device also holds.
 from __future__ import annotations
 
 from freewheel.state.arena import Arena
+from freewheel.state.canary import Canary
 from freewheel.state.letters import InboxLayout, OutboxLayout
 from freewheel.state.picks import Picks
 from freewheel.state.pool import CachePool
@@ -18,6 +19,7 @@ from freewheel.state.view import StepView, open_step
 __all__ = [
     "Arena",
     "CachePool",
+    "Canary",
     "InboxLayout",
     "OutboxLayout",
     "Picks",
