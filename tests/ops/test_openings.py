@@ -32,7 +32,7 @@ def call(
     count = tokens[0] * tokens[1]
     weight, scale = block_scaled(2, QUERIES + keys + RANK + ROPE, inputs)
     return (
-        torch.full((5, 8, RANK + ROPE), 7.0, dtype=dtype),
+        torch.full((2 + -(-count // 8), 8, RANK + ROPE), 7.0, dtype=dtype),
         draw(1, *tokens, inputs).to(dtype),
         weight,
         scale,
@@ -40,7 +40,7 @@ def call(
         draw(4, QUERIES).to(dtype),
         draw(5, RANK).to(dtype),
         1e-6,
-        (torch.arange(count, dtype=torch.int32) * 5).view(tokens),
+        (torch.arange(count, dtype=torch.int32) * 5 % 200).view(tokens),
         rope_angles(200, ROPE),
         True,
         (torch.arange(count) + 8).view(tokens),
@@ -71,6 +71,9 @@ def doubled(args: tuple[Any, ...]) -> tuple[Any, ...]:
         ((1, 1), 2100, 0, 0),
         ((3, 1), 2176, KEYS, 1),
         ((3, 7), 1152, KEYS, GATES),
+        ((2, 35), 640, KEYS, GATES),
+        ((5, 13), 1152, 0, 40),
+        ((5, 13), 256, KEYS, 0),
     ],
 )
 def test_the_kernel_agrees(tokens: tuple[int, int], inputs: int, keys: int, gates: int) -> None:

@@ -20,6 +20,9 @@ from tests.ops.kernel_device import DEVICE, HAS_GPU, needs_kernels
 from tests.ops.quantised_cases import block_scaled
 
 pytestmark = needs_kernels
+needs_hopper = pytest.mark.skipif(
+    not HAS_GPU or torch.cuda.get_device_capability()[0] != 9, reason="needs a Hopper card"
+)
 DTYPES = [torch.float32, torch.bfloat16] if HAS_GPU else [torch.float32]
 BOUND = {torch.float32: 2e-5, torch.bfloat16: 2**-7}
 """Of the largest expected value."""
@@ -68,15 +71,26 @@ def test_parts_of_a_sum_add_up(
     """However many programs share the inputs: 5 do not divide 9 steps."""
     quantised = module("quantised")
     given, expected = projected(tokens, 200, 1152, dtype)
-    launches = {
-        "few": lambda *args: quantised.launch_few(*args, quantised.FewTile(*tile, parts)),
-        "products": lambda *args: quantised.launch_products(
-            *args, quantised.ManyTile(*tile, parts)
-        ),
-        "many": lambda *args: quantised.launch_many(*args, quantised.ManyTile(*tile, parts)),
-    }
+    tiles = {
+        "few": quantised.FewTile, "products": quantised.ProductTile, "many": quantised.ManyTile
+    }  # fmt: skip
     out = torch.full((tokens, 200), float("nan"), dtype=dtype, device=DEVICE)
-    assert_close(launches[launch](given, out), expected, BOUND[dtype])
+    found = quantised.launch(given, out, tiles[launch](*tile, parts))
+    assert_close(found, expected, BOUND[dtype])
+
+
+@needs_hopper
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("tokens", "tile"), [(17, (32, 6, 6)), (70, (64, 4, 6)), (200, (128, 4, 4))])
+@pytest.mark.parametrize(("outputs", "inputs"), [(200, 1152), (264, 256), (128, 2560)])
+def test_products_that_begin_early_agree(
+    outputs: int, inputs: int, tokens: int, tile: tuple[int, ...], parts: int
+) -> None:
+    """Fewer blocks than buffers and more; outputs and tokens that are not there."""
+    given, expected = projected(tokens, outputs, inputs, torch.bfloat16)
+    out = torch.full((tokens, outputs), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+    own = module("early_products").EarlyTile(*tile, parts)
+    assert_close(module("quantised").launch(given, out, own), expected, BOUND[torch.bfloat16])
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 8])
@@ -97,7 +111,7 @@ def test_products_of_held_weights_agree(
     quantised = module("quantised")
     given, expected = projected(tokens, outputs, inputs, dtype)
     out = torch.full((tokens, outputs), float("nan"), dtype=dtype, device=DEVICE)
-    found = quantised.launch_held(given, out, module("held_products").HeldTile(*tile))
+    found = quantised.launch(given, out, module("held_products").HeldTile(*tile))
     assert_close(found, expected, BOUND[dtype])
 
 

@@ -11,7 +11,16 @@ try:
 except ImportError:  # its name before Triton 3.7
     from triton.experimental.gluon.language import thread_barrier as barrier
 
-__all__ = ["barrier", "follow", "last_live", "slots_at", "weights", "widen_fp8"]
+__all__ = [
+    "barrier",
+    "follow",
+    "last_live",
+    "release",
+    "slots_at",
+    "wait",
+    "weights",
+    "widen_fp8",
+]
 
 
 @gluon.jit
@@ -20,6 +29,26 @@ def follow(CHAINED: gl.constexpr):
     if CHAINED:
         gl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;",
+            "=r", [], dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@gluon.jit
+def wait(CHAINED: gl.constexpr):
+    """As `chain.wait`."""
+    if CHAINED:
+        gl.inline_asm_elementwise(
+            "griddepcontrol.wait; mov.u32 $0, 0;",
+            "=r", [], dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@gluon.jit
+def release(CHAINED: gl.constexpr):
+    """As `chain.release`."""
+    if CHAINED:
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; mov.u32 $0, 0;",
             "=r", [], dtype=gl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 

@@ -86,12 +86,19 @@ def _wide_linear(
     project_few(x, weight, out, output, token, N, I_, O_, INPUTS, HELD, STAGES, CHAINED)
 
 
+def streams(x: Tensor, weight: Tensor) -> bool:
+    """Whether float32 weight [O, I] is for `project_few`, and not for matrix units."""
+    outputs, inputs = weight.shape
+    tokens = x.numel() // inputs
+    return tokens * outputs <= FEW and tokens < MOST_TOKENS
+
+
 @implement("wide_linear", "cuda")
 def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
     outputs, inputs = weight.shape
     tokens = x.numel() // inputs
     exact = weight.dtype == torch.float32 and x.dtype == torch.bfloat16
-    if exact and (tokens * outputs > FEW or tokens >= MOST_TOKENS):
+    if exact and not streams(x, weight):
         return wide_products(x, weight)
     if weight.dtype != torch.float32 or not 0 < tokens < MOST_TOKENS:
         return SPECIFICATIONS["wide_linear"](x, weight)

@@ -4,9 +4,10 @@
 Up to some hundred tokens the time is that of the weights' bytes, if enough programs read them at
 once. For few tokens a program computes a few outputs, and its warps share the inputs, which a
 weight that is not too large awaits in registers (`held_products`); for more, a program computes a
-larger tile (`block_products`). Of a weight of few outputs there are not enough
-such programs: then several share the inputs, and a second launch adds up what they found, in their
-order (`parts`). Still more tokens are left to the library (`wide_prompts`).
+larger tile (`early_products`, and `block_products` where that does not serve). Of a weight of few
+outputs there are not enough such programs: then several share the inputs, and a second launch adds
+up what they found, in their order (`parts`). Still more tokens are left to the library
+(`wide_prompts`).
 
 Error: that of a sum of float32 products rounded once, so 2^-9 of the result in bfloat16 and a few
 times 2^-24 of the sum of the products' magnitudes; above WIDE tokens 2^-9 of that sum, see there.
@@ -23,6 +24,8 @@ from torch import Tensor
 
 from freewheel.ops.cuda.block_products import block_products
 from freewheel.ops.cuda.chain import CHAINED, release, wait
+from freewheel.ops.cuda.early_products import EarlyTile, early_products, early_tile
+from freewheel.ops.cuda.early_products import serves as early_serves
 from freewheel.ops.cuda.held_products import MOST_TOKENS as MOST_HELD_TOKENS
 from freewheel.ops.cuda.held_products import HeldTile, held_products, held_tile
 from freewheel.ops.cuda.parts import add_parts, room_for_parts
@@ -62,6 +65,20 @@ class ManyTile(NamedTuple):
     parts: int
 
 
+class ProductTile(NamedTuple):
+    """As `ManyTile`, of `block_products`."""
+
+    tokens: int
+    outputs: int
+    warps: int
+    stages: int
+    parts: int
+
+
+Tile = HeldTile | FewTile | EarlyTile | ProductTile | ManyTile
+"""One class for each kernel."""
+
+
 # Tiles are chosen by the weight's shape, but for a program's tokens and its loads ahead. So the
 # order of a sum changes with the tokens only where the kernel does.
 
@@ -75,11 +92,11 @@ def few_tile(tokens: int, outputs: int, inputs: int) -> FewTile:
     return FewTile(32, 2, 4, max(1, min(2 * MOST // triton.cdiv(outputs, 32), inputs // 1024)))
 
 
-def product_tile(tokens: int, outputs: int) -> ManyTile:
+def product_tile(tokens: int, outputs: int) -> ProductTile:
     """Of up to WIDE tokens, by the large matrix instructions."""
     tiles = triton.cdiv(outputs, 64)
     parts = 1 if tiles >= ENOUGH else max(1, MOST // tiles)
-    return ManyTile(32 if tokens <= 32 else 64, 64, 4, 3, parts)
+    return ProductTile(32 if tokens <= 32 else 64, 64, 4, 3, parts)
 
 
 def many_tile(tokens: int, fast: bool) -> ManyTile:
@@ -148,17 +165,10 @@ def block_linear(
         return SPECIFICATIONS["block_linear"](x, weight, weight_scale, block_n, block_k)
     given = Given(x.contiguous(), weight, weight_scale, tokens, outputs, inputs, block_n, block_k)
     out = x.new_empty((*x.shape[:-1], outputs))
-    fast = uses_matrix_units(x)
-    held = held_tile(tokens, outputs, inputs, block_k) if fast else None
-    if held is not None:
-        return launch_held(given, out, held)
-    if tokens <= (FEW_SHORT if inputs <= SHORT else FEW):
-        return launch_few(given, out, few_tile(tokens, outputs, inputs))
-    if fast and tokens > WIDE:
+    tile = tile_of(given)
+    if tile is None:
         return multiply_widened(given.x, weight, weight_scale, out, block_n, block_k)
-    if fast and block_n % 64 == 0 and inputs % block_k == 0:
-        return launch_products(given, out, product_tile(tokens, outputs))
-    return launch_many(given, out, many_tile(tokens, fast))
+    return launch(given, out, tile)
 
 
 class Given(NamedTuple):
@@ -185,65 +195,109 @@ def share_of(inputs: int, step: int, parts: int) -> tuple[int, int]:
     return share, triton.cdiv(inputs, share)
 
 
-def launch_held(given: Given, out: Tensor, tile: HeldTile) -> Tensor:
-    """`out` [tokens, N] with at most 8 tokens."""
-    room = room_for_parts(out, tile.parts)
+def tile_of(given: Given) -> Tile | None:
+    """The kernel for a projection, and its tile. None: the library's product."""
+    tokens, outputs, inputs = given.tokens, given.outputs, given.inputs
+    fast = uses_matrix_units(given.x)
+    held = held_tile(tokens, outputs, inputs, given.block_k) if fast else None
+    if held is not None:
+        return held
+    early = early_serves(given.x, inputs, given.block_n, given.block_k)
+    if tokens <= (FEW_SHORT if inputs <= SHORT and not early else FEW):
+        return few_tile(tokens, outputs, inputs)
+    if fast and tokens > WIDE:
+        return None
+    if early:
+        return early_tile(tokens, outputs, inputs)
+    if fast and given.block_n % 64 == 0 and inputs % given.block_k == 0:
+        return product_tile(tokens, outputs)
+    return many_tile(tokens, fast)
+
+
+def launch(given: Given, out: Tensor, tile: Tile) -> Tensor:
+    """`out` [..., N], set to the projection."""
+    room = room_for_parts(out, shares(given, tile)[1])
     fill_parts(given, room, tile)
     return add_parts(room, out)
 
 
-def fill_parts(given: Given, room: Tensor, tile: HeldTile) -> None:
+def shares(given: Given, tile: Tile) -> tuple[int, int]:
+    """(inputs of one of the programs that share an output's; how many such programs there are)."""
+    match tile:
+        case HeldTile():
+            return tile.blocks * tile.rounds * given.block_k, tile.parts
+        case FewTile():
+            return share_of(given.inputs, given.block_k * tile.slices, tile.parts)
+        case _:
+            return share_of(given.inputs, given.block_k, tile.parts)
+
+
+def fill_parts(given: Given, room: Tensor, tile: Tile) -> None:
     """`room`, as `room_for_parts` makes it, set to what programs find; it is yet to be added up."""
-    share = tile.blocks * tile.rounds * given.block_k
-    held_products[(triton.cdiv(given.outputs, tile.outputs), tile.parts)](
+    share, parts = shares(given, tile)
+    match tile:
+        case HeldTile():
+            _fill_held(given, room, tile, share, parts)
+        case FewTile():
+            _fill_few(given, room, tile, share, parts)
+        case EarlyTile():
+            _fill_early(given, room, tile, share, parts)
+        case ProductTile():
+            _fill_products(given, room, tile, share, parts)
+        case ManyTile():
+            _fill_many(given, room, tile, share, parts)
+
+
+def _fill_held(given: Given, room: Tensor, tile: HeldTile, share: int, parts: int) -> None:
+    """Of at most 8 tokens."""
+    held_products[(triton.cdiv(given.outputs, tile.outputs), parts)](
         *given.args(room, share), OUTPUTS=tile.outputs, TOKENS=MOST_HELD_TOKENS,
         BLOCKS=tile.blocks, ROUNDS=tile.rounds, STEP=given.block_k,
-        EVEN=given.inputs == share * tile.parts, ASM=uses_matrix_units(given.x), CHAINED=CHAINED,
+        EVEN=given.inputs == share * parts, ASM=uses_matrix_units(given.x), CHAINED=CHAINED,
         num_warps=tile.warps, maxnreg=tile.registers, launch_pdl=CHAINED,
     )  # fmt: skip
 
 
-def launch_few(given: Given, out: Tensor, tile: FewTile) -> Tensor:
-    """`out` [tokens, N] with at most 32 tokens."""
-    span = given.block_k * tile.slices
-    share, programs = share_of(given.inputs, span, tile.parts)
-    room = room_for_parts(out, programs)
-    _few[(triton.cdiv(given.outputs, tile.outputs), programs)](
+def _fill_few(given: Given, room: Tensor, tile: FewTile, share: int, parts: int) -> None:
+    """Of at most 32 tokens."""
+    _few[(triton.cdiv(given.outputs, tile.outputs), parts)](
         *given.args(room, share), OUTPUTS=tile.outputs,
         TOKENS=max(8, triton.next_power_of_2(given.tokens)), SLICES=tile.slices,
-        STEP=given.block_k, STAGES=tile.stages, EVEN=given.inputs % span == 0,
+        STEP=given.block_k, STAGES=tile.stages,
+        EVEN=given.inputs % (given.block_k * tile.slices) == 0,
         ASM=uses_matrix_units(given.x), CHAINED=CHAINED, num_warps=tile.slices, launch_pdl=CHAINED,
     )  # fmt: skip
-    return add_parts(room, out)
 
 
-def launch_products(given: Given, out: Tensor, tile: ManyTile) -> Tensor:
-    """`out` [tokens, N]; whole blocks of inputs, and tiles of outputs that no block's edge cuts."""
-    share, programs = share_of(given.inputs, given.block_k, tile.parts)
-    room = room_for_parts(out, programs)
+def _fill_early(given: Given, room: Tensor, tile: EarlyTile, share: int, parts: int) -> None:
+    """Of whole blocks of inputs and outputs."""
     grid = (
-        triton.cdiv(given.tokens, tile.tokens), triton.cdiv(given.outputs, tile.outputs), programs,
+        triton.cdiv(given.outputs, given.block_k), parts, triton.cdiv(given.tokens, tile.tokens),
     )  # fmt: skip
+    early_products[grid](
+        given.x, given.weight.view(torch.uint16), given.scale, room, given.tokens, given.outputs,
+        given.inputs // 2, given.block_n, share // given.block_k, TOKENS=tile.tokens,
+        STAGES=tile.stages, CODES=tile.codes, CHAINED=CHAINED, num_warps=8, launch_pdl=CHAINED,
+    )  # fmt: skip
+
+
+def _fill_products(given: Given, room: Tensor, tile: ProductTile, share: int, parts: int) -> None:
+    """Of whole blocks of inputs, and tiles of outputs that no block's edge cuts."""
+    grid = (triton.cdiv(given.tokens, tile.tokens), triton.cdiv(given.outputs, tile.outputs), parts)
     block_products[grid](
         given.x, given.weight.view(torch.uint16), given.scale, room, given.tokens, given.outputs,
         given.inputs, given.block_n, share, OUTPUTS=tile.outputs, TOKENS=tile.tokens,
         STEP=given.block_k, STAGES=tile.stages, ASM=uses_matrix_units(given.x),
         CHAINED=CHAINED, num_warps=tile.warps, launch_pdl=CHAINED,
     )  # fmt: skip
-    return add_parts(room, out)
 
 
-def launch_many(given: Given, out: Tensor, tile: ManyTile) -> Tensor:
-    """`out` [tokens, N] with any number of tokens."""
-    share, programs = share_of(given.inputs, given.block_k, tile.parts)
-    room = room_for_parts(out, programs)
-    grid = (
-        triton.cdiv(given.tokens, tile.tokens), triton.cdiv(given.outputs, tile.outputs), programs,
-    )  # fmt: skip
+def _fill_many(given: Given, room: Tensor, tile: ManyTile, share: int, parts: int) -> None:
+    """Of any number of tokens."""
+    grid = (triton.cdiv(given.tokens, tile.tokens), triton.cdiv(given.outputs, tile.outputs), parts)
     _many[grid](
         *given.args(room, share), OUTPUTS=tile.outputs, TOKENS=tile.tokens, STEP=given.block_k,
         STAGES=tile.stages, ONE_SCALE=given.block_n % tile.outputs == 0,
         EVEN=given.inputs % given.block_k == 0, ASM=uses_matrix_units(given.x),
         CHAINED=CHAINED, num_warps=tile.warps, launch_pdl=CHAINED,
     )  # fmt: skip
-    return add_parts(room, out)

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, release, wait
-from freewheel.ops.cuda.parts import add_parts, room_for_parts
+from freewheel.ops.cuda.parts import add_parts
 
 OUTPUTS, STEP, STAGES = 64, 64, 4
 """Of one program; inputs at a time; loads ahead."""
@@ -117,20 +118,23 @@ def tile_for(tokens: int, outputs: int, inputs: int) -> Tile:
 
 def wide_products(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
     """`wide_linear` of bfloat16 x [..., I], not empty, and float32 weight [O, I]: [..., O]."""
+    parts = wide_parts(x, weight, tile)
+    out = parts[0] if len(parts) == 1 else add_parts(parts, torch.empty_like(parts[0]))
+    return out.view(*x.shape[:-1], len(weight))
+
+
+def wide_parts(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
+    """float32 [P, tokens, O]: parts that add up to `wide_products`."""
     outputs, inputs = weight.shape
     tokens = x.numel() // inputs
     tile = tile or tile_for(tokens, outputs, inputs)
-    out = weight.new_empty((*x.shape[:-1], outputs))
-    room = room_for_parts(out, triton.cdiv(inputs, tile.share))
-    grid = (
-        triton.cdiv(outputs, tile.outputs),
-        triton.cdiv(tokens, tile.tokens),
-        triton.cdiv(inputs, tile.share),
-    )
+    parts = triton.cdiv(inputs, tile.share)
+    room = weight.new_empty((parts, tokens, outputs))
+    grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(tokens, tile.tokens), parts)
     _wide_products[grid](
         x.contiguous(), weight, room, tokens, outputs, inputs, tile.share, TOKENS=tile.tokens,
         OUTPUTS=tile.outputs, STEP=tile.inputs, STAGES=tile.stages,
         EVEN=inputs % tile.inputs == 0, FAST=x.is_cuda, CHAINED=CHAINED, num_warps=tile.warps,
         launch_pdl=CHAINED,
     )  # fmt: skip
-    return add_parts(room, out)
+    return room
