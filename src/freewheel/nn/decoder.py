@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from freewheel import ops
+from freewheel.nn.linear import BlockLinear, Projection
 from freewheel.nn.mla import SparseMla, load_mla
 from freewheel.nn.moe import Mlp, load_mlp
 from freewheel.nn.norm_rope import Norm, load_norm
@@ -37,9 +39,23 @@ class DecoderLayer:
         `residual` None: x is the whole stream. `slots`: the picks of the nearest full layer below.
         """
         normed, residual = self.attention_norm.add(x, residual)
-        attended, slots = self.attention(normed, view, cache, slots)
-        normed, residual = self.mlp_norm.add(attended, residual)
+        mixed, slots = self.attention(normed, view, cache, slots)
+        normed, residual = _project_and_norm(self.attention.output, mixed, residual, self.mlp_norm)
         return self.mlp(normed), residual, slots
+
+
+def _project_and_norm(
+    output: Projection, x: Tensor, residual: Tensor, norm: Norm
+) -> tuple[Tensor, Tensor]:
+    """(norm(sum), sum) of `output` of x and residual [B, W, H]."""
+    match output:
+        case BlockLinear(weight, scale):
+            normed, total = ops.block_add_rms_norm(
+                x, weight, scale, residual, norm.weight, norm.eps
+            )
+            return normed, total
+        case _:
+            return norm.add(output(x), residual)
 
 
 def load_decoder_layer(

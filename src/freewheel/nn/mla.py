@@ -48,8 +48,9 @@ class SparseMla:
     def __call__(
         self, x: Tensor, view: StepView, cache: CachePool, slots: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Attention output [B, W, H] of x [B, W, H], and the slots attended to, int32 [B, W, topk].
+        """What `output` projects [B, W, heads * value] of x [B, W, H], and the slots attended to.
 
+        Those are int32 [B, W, topk].
         `slots`: the picks of the nearest full layer below; used if this layer has no indexer.
         """
         spec, latent = self.spec, latents_of(cache, LATENT, self.layer)
@@ -62,7 +63,7 @@ class SparseMla:
             query, self.key_up, view.positions, self.rope_table, spec.interleaved
         )  # [B, W, heads, kv_lora + rope]
         mixed = latent.attend(query, slots, spec.scale, spec.kv_lora_rank)
-        return self.output(ops.expand_values(mixed, self.value_up)), slots
+        return ops.expand_values(mixed, self.value_up), slots
 
     def project(
         self, x: Tensor, latent: Latents, view: StepView

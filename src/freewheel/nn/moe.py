@@ -43,8 +43,9 @@ class MoeMlp:
 
     def __call__(self, x: Tensor) -> Tensor:  # [B, W, H] -> [B, W, H]
         spec = self.spec
-        weights, ids = ops.route(
-            self.router(x),
+        weights, ids = ops.wide_route(
+            x,
+            self.router.weight,
             self.bias,
             spec.groups,
             spec.top_groups,

@@ -86,6 +86,12 @@ from freewheel.ops.packed_keys import (
 )
 from freewheel.ops.placing import open_queries, place_inputs
 from freewheel.ops.quantised import block_experts, block_linear, mxfp4_experts
+from freewheel.ops.reading import (
+    add_norm_apart,
+    block_add_rms_norm,
+    wide_route,
+    wide_route_apart,
+)
 from freewheel.ops.registry import (
     IMPLEMENTATIONS,
     SPECIFICATIONS,
@@ -110,6 +116,7 @@ __all__ = [
     "IMPLEMENTATIONS",
     "SPECIFICATIONS",
     "absorb_query",
+    "add_norm_apart",
     "add_rms_norm",
     "adjust",
     "all_gather",
@@ -118,6 +125,7 @@ __all__ = [
     "apply_adjustments",
     "apply_inbox",
     "apply_masks",
+    "block_add_rms_norm",
     "block_experts",
     "block_linear",
     "block_open_latents",
@@ -198,6 +206,8 @@ __all__ = [
     "sum_tokens",
     "topk_slots",
     "wide_linear",
+    "wide_route",
+    "wide_route_apart",
     "window_attention",
     "window_slots",
     "write_draft",

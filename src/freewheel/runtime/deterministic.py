@@ -44,7 +44,11 @@ _BY_TOKEN: dict[Any, tuple[int, ...]] = {
 }
 """Op that has kernels of its own for few tokens -> its arguments [B, W, ...], a place a token."""
 
-_APART: dict[Any, Callable[..., Any]] = {ops.block_open_latents: ops.open_latents_apart}
+_APART: dict[Any, Callable[..., Any]] = {
+    ops.block_open_latents: ops.open_latents_apart,
+    ops.block_add_rms_norm: ops.add_norm_apart,
+    ops.wide_route: ops.wide_route_apart,
+}
 """Op that is several in one -> what calls these, so that each keeps its order of sums."""
 
 _FIXED = (ops.sparse_mla, ops.fp8_sparse_mla)

@@ -17,6 +17,7 @@ from freewheel.ops.cpu import (
     openings,
     packed,
     quantised,
+    reading,
     sinks,
     steps,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "openings",
     "packed",
     "quantised",
+    "reading",
     "sinks",
     "steps",
 ]

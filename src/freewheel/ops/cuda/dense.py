@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, follow
+from freewheel.ops.cuda.parts import load_sum
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 ELEMENTS_A_WARP = 512
@@ -21,36 +22,49 @@ def warps_for(elements: int) -> int:
 
 @triton.jit
 def _rms_norm(
-    x, residual, weight, normed_out, sum_out, eps, D,
-    ADD: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+    x, residual, weight, normed_out, sum_out, eps, D, pitch,
+    ADD: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    """PARTS: of x, `pitch` apart, to be added up."""
+    kind: tl.constexpr = normed_out.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * D
     lane = tl.arange(0, BLOCK)
     inside = lane < D
     gain = tl.load(weight + lane, mask=inside, other=0).to(tl.float32)
     follow(CHAINED)
-    value = tl.load(x + row + lane, mask=inside, other=0)
+    wide = load_sum(x + row + lane, inside, pitch, kind, PARTS)
     if ADD:
         other = tl.load(residual + row + lane, mask=inside, other=0)
-        value = (value.to(tl.float32) + other.to(tl.float32)).to(x.dtype.element_ty)
+        value = (wide + other.to(tl.float32)).to(kind)
         tl.store(sum_out + row + lane, value, mask=inside)
-    wide = value.to(tl.float32)
+        wide = value.to(tl.float32)
     scale = 1 / tl.sqrt(tl.sum(wide * wide, 0) / D + eps)
     normed = wide * scale * gain
-    tl.store(normed_out + row + lane, normed.to(x.dtype.element_ty), mask=inside)
+    tl.store(normed_out + row + lane, normed.to(kind), mask=inside)
+
+
+def norm_of_parts(
+    parts: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """`add_rms_norm` of residual [..., D] and the sum of parts [P, tokens, D].
+
+    Parts are float32, and their sum is rounded; or there is one, of residual's dtype.
+    """
+    return _run_rms_norm(parts, residual, weight, eps, True)
 
 
 def _run_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float, add: bool
 ) -> tuple[Tensor, Tensor]:
+    """x as residual, or float32 parts of that."""
     x, residual = x.contiguous(), residual.contiguous()
-    normed, total = torch.empty_like(x), torch.empty_like(x) if add else x
-    width = x.shape[-1]
+    normed, total = torch.empty_like(residual), torch.empty_like(residual) if add else x
+    width = residual.shape[-1]
     block = triton.next_power_of_2(width)
-    if x.numel():
-        _rms_norm[(x.numel() // width,)](
-            x, residual, weight, normed, total, eps, width,
-            ADD=add, BLOCK=block, CHAINED=CHAINED,
+    if residual.numel():
+        _rms_norm[(residual.numel() // width,)](
+            x, residual, weight, normed, total, eps, width, residual.numel(),
+            ADD=add, PARTS=x.numel() // residual.numel(), BLOCK=block, CHAINED=CHAINED,
             num_warps=warps_for(block), launch_pdl=CHAINED,
         )  # fmt: skip
     return normed, total

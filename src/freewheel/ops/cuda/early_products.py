@@ -25,7 +25,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from freewheel.ops.cuda.chain import CHAINED
 from freewheel.ops.cuda.explicit import barrier, release, wait
 
 PROGRAMS = 132
@@ -121,40 +120,14 @@ def _leave(total, out, part, m0, n0, M, N, TOKENS: gl.constexpr):
 
 
 @gluon.jit
-def early_products(
-    x, pairs, scale, out, M, N, HALF, BLOCK_N, SHARE,
-    TOKENS: gl.constexpr, STAGES: gl.constexpr, CODES: gl.constexpr, CHAINED: gl.constexpr,
+def _multiply(
+    codes, values, codes_at, x_at, factor_at, row, live, steps, mma: gl.constexpr,
+    TOKENS: gl.constexpr, STAGES: gl.constexpr, CODES: gl.constexpr,
 ):  # fmt: skip
-    """Program (tile of outputs, part, tile of tokens): products over SHARE blocks, into `out`.
-
-    pairs uint16 [N, HALF]; HALF: half of the inputs.
-    """
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, TOKENS, 16])
+    """float32 [128, TOKENS]: the sum over all steps, of which the first are on their way."""
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     left_pairs: gl.constexpr = gl.DotOperandLayout(0, mma, 1)
-    shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TOKENS, 128], gl.bfloat16)
-    codes = gl.allocate_shared_memory(gl.uint16, [CODES, 128, 64], CODES_SHARED)
-    values = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, 128], shared)
-
-    n0, m0, part = gl.program_id(0) * 128, gl.program_id(2) * TOKENS, gl.program_id(1)
-    first = part * SHARE
-    steps = gl.minimum(SHARE, HALF // 64 - first)
-    row = gl.minimum(n0 + gl.arange(0, 128, gl.SliceLayout(1, COPIES)), N - 1)
-    c = gl.arange(0, 64, gl.SliceLayout(0, COPIES))
-    codes_at = pairs + row.to(gl.int64)[:, None] * HALF + (first * 64 + c)[None, :]
-    for nth in gl.static_range(CODES):
-        _fetch(codes.index(nth), codes_at, nth, steps, 64, row >= 0)
-        async_copy.commit_group()
-    factor_at = scale + n0 // BLOCK_N * (HALF // 64) + first
     factor = gl.load(factor_at)
-    wait(CHAINED)
-    m = m0 + gl.arange(0, TOKENS, gl.SliceLayout(1, COPIES))
-    k = gl.arange(0, 128, gl.SliceLayout(0, COPIES))
-    live = m < M
-    x_at = x + m.to(gl.int64)[:, None] * (2 * HALF) + (first * 128 + k)[None, :]
-    for nth in gl.static_range(STAGES - 1):
-        _fetch(values.index(nth), x_at, nth, steps, 128, live)
-        async_copy.commit_group()
     zero = gl.zeros([128, TOKENS], gl.float32, mma)
     total = zero
     async_copy.wait_group(STAGES - 2)
@@ -184,5 +157,43 @@ def early_products(
         free = gl.where(free == STAGES - 1, 0, free + 1)
         code_free = gl.where(code_free == CODES - 1, 0, code_free + 1)
         code_at = gl.where(code_at == CODES - 1, 0, code_at + 1)
+    return total
+
+
+@gluon.jit
+def early_products(
+    x, pairs, scale, out, M, N, HALF, BLOCK_N, SHARE,
+    TOKENS: gl.constexpr, STAGES: gl.constexpr, CODES: gl.constexpr, CHAINED: gl.constexpr,
+):  # fmt: skip
+    """Program (tile of outputs, part, tile of tokens): products over SHARE blocks, into `out`.
+
+    pairs uint16 [N, HALF]; HALF: half of the inputs.
+    """
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, TOKENS, 16])
+    shared: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TOKENS, 128], gl.bfloat16)
+    codes = gl.allocate_shared_memory(gl.uint16, [CODES, 128, 64], CODES_SHARED)
+    values = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, 128], shared)
+
+    n0, m0, part = gl.program_id(0) * 128, gl.program_id(2) * TOKENS, gl.program_id(1)
+    first = part * SHARE
+    steps = gl.minimum(SHARE, HALF // 64 - first)
+    row = gl.minimum(n0 + gl.arange(0, 128, gl.SliceLayout(1, COPIES)), N - 1)
+    c = gl.arange(0, 64, gl.SliceLayout(0, COPIES))
+    codes_at = pairs + row.to(gl.int64)[:, None] * HALF + (first * 64 + c)[None, :]
+    for nth in gl.static_range(CODES):
+        _fetch(codes.index(nth), codes_at, nth, steps, 64, row >= 0)
+        async_copy.commit_group()
+    factor_at = scale + n0 // BLOCK_N * (HALF // 64) + first
+    wait(CHAINED)
+    m = m0 + gl.arange(0, TOKENS, gl.SliceLayout(1, COPIES))
+    k = gl.arange(0, 128, gl.SliceLayout(0, COPIES))
+    live = m < M
+    x_at = x + m.to(gl.int64)[:, None] * (2 * HALF) + (first * 128 + k)[None, :]
+    for nth in gl.static_range(STAGES - 1):
+        _fetch(values.index(nth), x_at, nth, steps, 128, live)
+        async_copy.commit_group()
+    total = _multiply(
+        codes, values, codes_at, x_at, factor_at, row, live, steps, mma, TOKENS, STAGES, CODES
+    )
     release(CHAINED)
     _leave(total, out, part, m0, n0, M, N, TOKENS)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.dense import silu_mul
 from freewheel.ops.cuda.few_experts import MOST_TOKENS, few_experts, shared_parts
+from freewheel.ops.cuda.parts import load_sum
 from freewheel.ops.cuda.selection import ordered_key
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -44,17 +45,18 @@ TILES = {
 
 @triton.jit
 def _route(
-    logits, bias, weights_out, ids_out, scale, E,
+    logits, bias, weights_out, ids_out, scale, E, pitch,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, NORMALISE: tl.constexpr,
     SIZE: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_K: tl.constexpr,
-    CHAINED: tl.constexpr,
+    PARTS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    """PARTS: of logits, `pitch` apart, to be added up."""
     follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S)
     index = group[:, None] * SIZE + member[None, :]
     left = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
-    logit = tl.load(logits + token * E + index, mask=left, other=0)
+    logit = load_sum(logits + token * E + index, left, pitch, tl.float32, PARTS)
     score = 1 / (1 + tl.exp(-logit))
     choice = score + tl.load(bias + index, mask=left, other=0)
     low = float("-inf")
@@ -80,8 +82,8 @@ def _route(
         best = tl.min(tl.where(key == tl.max(key, 0), expert, 0x7FFFFFFF), 0)
         key = tl.where(expert == best, 0, key)
         ids = tl.where(nth == k, best, ids)
-    chosen = tl.load(logits + token * E + ids, mask=nth < TOP_K, other=float("-inf"))
-    weights = 1 / (1 + tl.exp(-chosen))
+    chosen = load_sum(logits + token * E + ids, nth < TOP_K, pitch, tl.float32, PARTS)
+    weights = tl.where(nth < TOP_K, 1 / (1 + tl.exp(-chosen)), 0.0)
     if NORMALISE:
         weights = weights / (tl.sum(weights, 0) + 1e-20)
     tl.store(weights_out + token * TOP_K + nth, weights * scale, mask=nth < TOP_K)
@@ -100,16 +102,34 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     if logits.dtype != torch.float32:
         return SPECIFICATIONS["route"](logits, bias, n_group, topk_group, top_k, normalise, scale)
-    shape, experts = (*logits.shape[:-1], top_k), logits.shape[-1]
-    weights = logits.new_empty(shape)
-    ids = logits.new_empty(shape, dtype=torch.int32)
+    parts, own = (
+        logits.reshape(1, -1, bias.shape[0]),
+        (n_group, topk_group, top_k, normalise, scale),
+    )
+    return route_parts(parts, logits.shape[:-1], bias, *own)
+
+
+def route_parts(
+    parts: Tensor,
+    lead: torch.Size,
+    bias: Tensor,
+    n_group: int,
+    topk_group: int,
+    top_k: int,
+    normalise: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """`route` of tokens `lead` by logits that are the sum of parts float32 [P, tokens, E]."""
+    (count, tokens, experts), shape = parts.shape, (*lead, top_k)
+    weights = parts.new_empty(shape)
+    ids = parts.new_empty(shape, dtype=torch.int32)
     if ids.numel():
         size = experts // n_group
-        _route[(ids.numel() // top_k,)](
-            logits.contiguous(), bias, weights, ids, scale, experts,
+        _route[(tokens,)](
+            parts.contiguous(), bias, weights, ids, scale, experts, tokens * experts,
             GROUPS=n_group, TOP_GROUPS=topk_group, TOP_K=top_k, NORMALISE=normalise, SIZE=size,
             BLOCK_G=triton.next_power_of_2(n_group), BLOCK_S=triton.next_power_of_2(size),
-            BLOCK_K=triton.next_power_of_2(top_k), CHAINED=CHAINED, num_warps=1,
+            BLOCK_K=triton.next_power_of_2(top_k), PARTS=count, CHAINED=CHAINED, num_warps=1,
             launch_pdl=CHAINED,
         )  # fmt: skip
     return weights, ids

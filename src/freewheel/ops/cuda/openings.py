@@ -17,7 +17,15 @@ from torch import Tensor
 from freewheel.ops.cuda.cache import latent_row
 from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.latents import norm_row
-from freewheel.ops.cuda.linear import INPUTS, MOST_HELD, OUTPUTS, STAGES, TOKENS, project_few, streams
+from freewheel.ops.cuda.linear import (
+    INPUTS,
+    MOST_HELD,
+    OUTPUTS,
+    STAGES,
+    TOKENS,
+    project_few,
+    streams,
+)
 from freewheel.ops.cuda.parts import load_sum
 from freewheel.ops.cuda.quantised import Given, Tile, fill_parts, shares, tile_of
 from freewheel.ops.cuda.wide_products import wide_parts
