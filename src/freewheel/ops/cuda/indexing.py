@@ -4,7 +4,8 @@
 Keys are read through the row's page table, the next block while one is scored. All heads of all
 queries of a program stand side by side in one product, whose left side are the keys: so a key's
 sum over heads stays within four threads. Blocks behind the longest length are not looked at.
-`group_logits` does the same for long rows, where CUDA C++ can be compiled and the chip is Hopper.
+On Hopper `early_logits` does the same for whole blocks of a page, and `group_logits` for long rows,
+where CUDA C++ can be compiled.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda import early_logits as explicit
 from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.group_logits import is_served, logits_by_groups
 from freewheel.ops.registry import SPECIFICATIONS, implement
@@ -105,7 +107,6 @@ def index_logits(
         args = (query, head_weights, index_keys, page_table, rows, kv_lens)
         return SPECIFICATIONS["index_logits"](*args)
     (batch, width, heads, dim), (_, page_size, _) = query.shape, index_keys.shape
-    query = query if query.stride(-1) == 1 else query.contiguous()
     gates = head_weights if head_weights.stride(-1) == 1 else head_weights.contiguous()
     length = page_table.shape[1] * page_size
     out = gates.new_empty((batch, width, length))
@@ -114,7 +115,18 @@ def index_logits(
         queries = queries_of(width, block) if short else 1
         groups = triton.cdiv(width, queries)
         share = max(1, PROGRAMS.get(queries, 264) // (batch * groups))
-        _index_logits[(batch, groups, min(share, triton.cdiv(length, KEYS)))](
+        grid = (batch, groups, min(share, triton.cdiv(length, KEYS)))
+        if explicit.serves(query, gates, index_keys):
+            query = explicit.aligned(query)
+            explicit.early_logits[grid](
+                query, gates, index_keys, page_table, rows, kv_lens.contiguous(), out, width,
+                page_table.stride(0), length, skip, *query.stride()[:3], *gates.stride()[:2],
+                HEADS=heads, QUERIES=queries, PAGE=page_size, BUFFERS=explicit.BUFFERS,
+                FILL=not skip, CHAINED=CHAINED, num_warps=4, launch_pdl=CHAINED,
+            )  # fmt: skip
+            return out
+        query = query if query.stride(-1) == 1 else query.contiguous()
+        _index_logits[grid](
             query, gates, index_keys, page_table, rows, kv_lens.contiguous(), out,
             width, page_table.stride(0), page_size, length, skip,
             *query.stride()[:3], *gates.stride()[:2],
