@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from typing import Any
 
 import pytest
@@ -25,14 +26,27 @@ MOST_SHARED = 232448
 POINTERS = {"slots": "*i32", "codes": "*u8", "scales": "*fp32"}
 RUNS = ("part_out", "high_out", "total_out")
 NUMBERS = {"scale": "fp32", "K": "i32", "H": "i32", "LANES": "i32", "groups": "i32"}
+PRODUCT = {"pairs": "*u16", "scale": "*fp32"} | dict.fromkeys(
+    ("M", "N", "HALF", "BLOCK_N", "SHARE"), "i32"
+)
+FLOATS, INTS = ("gates", "out"), ("table", "rows", "kv_lens")
+LOGITS = dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(INTS, "*i32")
+LOGITS |= dict.fromkeys(("W", "P", "S", "SKIP", "qb", "qw", "qh", "gb", "gw"), "i32")
 
 
 def compiled(kernel: Any, warps: int, **constants: Any) -> Any:
+    constants = {"BYTES": 656, "CHAINED": True, "SPAN": 2048} | constants
+    kinds = NUMBERS | POINTERS | ({} if constants["WHOLE"] else dict.fromkeys(RUNS, "*fp32"))
+    return compiled_for(kernel, warps, kinds, constants)
+
+
+def compiled_for(
+    kernel: Any, warps: int, kinds: dict[str, str], constants: dict[str, Any], even: str = ""
+) -> Any:
+    """`even`: names of numbers that 16 divides, as it does all pointers."""
     compiler = importlib.import_module("triton.compiler")
     runtime = importlib.import_module("triton.experimental.gluon._runtime")
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
-    constants = {"BYTES": 656, "CHAINED": True, "SPAN": 2048} | constants
-    kinds = NUMBERS | POINTERS | ({} if constants["WHOLE"] else dict.fromkeys(RUNS, "*fp32"))
     names: list[str] = kernel.arg_names
     signature = {
         name: "constexpr" if name in constants else kinds.get(name, "*bf16") for name in names
@@ -40,7 +54,7 @@ def compiled(kernel: Any, warps: int, **constants: Any) -> Any:
     aligned = {
         (nth,): [["tt.divisibility", 16]]
         for nth, name in enumerate(names)
-        if signature[name].startswith("*")
+        if signature[name].startswith("*") or name in even.split()
     }
     values = {(names.index(name),): value for name, value in constants.items()}
     source = runtime.GluonASTSource(kernel, signature, values, aligned)
@@ -64,4 +78,28 @@ def test_many_heads_multiply_by_groups_of_warps(packed: bool) -> None:
     module: Any = importlib.import_module("freewheel.ops.cuda.many_heads")
     found = compiled(module._attend, module.TILE.warps, PACKED=packed, WHOLE=True)
     assert found.metadata.shared <= MOST_SHARED
+    assert "wgmma.mma_async" in found.asm["ptx"]
+
+
+@pytest.mark.parametrize("tokens", [32, 64, 128])
+def test_products_that_begin_early_fit_and_copy_whole_vectors(tokens: int) -> None:
+    load_kernels("cuda")
+    module: Any = importlib.import_module("freewheel.ops.cuda.early_products")
+    tile = module.early_tile(tokens, 2240, 7168)
+    assert tile.tokens == tokens
+    sizes = {"TOKENS": tokens, "STAGES": tile.stages, "CODES": tile.codes, "CHAINED": True}
+    found = compiled_for(module.early_products, 8, PRODUCT, sizes, "N HALF BLOCK_N")
+    assert found.metadata.shared <= MOST_SHARED
+    assert "wgmma.mma_async" in found.asm["ptx"]
+    assert set(re.findall(r"cp\.async\.c[ag]\S* .*, (0x\w+), ", found.asm["ptx"])) == {"0x10"}
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+def test_index_logits_of_four_queries_leave_room_for_two_programs(queries: int) -> None:
+    load_kernels("cuda")
+    module: Any = importlib.import_module("freewheel.ops.cuda.early_logits")
+    sizes = {"HEADS": 64, "QUERIES": queries, "PAGE": 64, "BUFFERS": module.BUFFERS}
+    sizes |= {"FILL": False, "CHAINED": True}
+    found = compiled_for(module.early_logits, 4, LOGITS, sizes, "qb qw qh S")
+    assert 2 * (found.metadata.shared + 1024) <= MOST_SHARED + 1024
     assert "wgmma.mma_async" in found.asm["ptx"]
