@@ -14,7 +14,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -144,7 +143,6 @@ def early_logits(
         which, free = 0, BUFFERS - 1
         for at in range(begin, longest, step):
             async_copy.wait_group(BUFFERS - 2)
-            fence_async_shared()
             barrier()
             score = warpgroup_mma(
                 blocks.index(which), asked.permute((1, 0)), zero, use_acc=False, is_async=True

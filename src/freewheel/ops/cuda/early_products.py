@@ -20,7 +20,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -122,16 +121,15 @@ def _leave(total, out, part, m0, n0, M, N, TOKENS: gl.constexpr):
 @gluon.jit
 def _multiply(
     codes, values, codes_at, x_at, factor_at, row, live, steps, mma: gl.constexpr,
-    TOKENS: gl.constexpr, STAGES: gl.constexpr, CODES: gl.constexpr,
+    TOKENS: gl.constexpr, STAGES: gl.constexpr, CODES: gl.constexpr, CHAINED: gl.constexpr,
 ):  # fmt: skip
     """float32 [128, TOKENS]: the sum over all steps, of which the first are on their way."""
     left: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     left_pairs: gl.constexpr = gl.DotOperandLayout(0, mma, 1)
-    factor = gl.load(factor_at)
+    factor, last_fetch = gl.load(factor_at), gl.maximum(steps - STAGES, 0)
     zero = gl.zeros([128, TOKENS], gl.float32, mma)
     total = zero
     async_copy.wait_group(STAGES - 2)
-    fence_async_shared()
     barrier()
     weight = _widen(_raw(codes.index(0).load(left_pairs)), left)
     at, free, code_at, code_free = 0, STAGES - 1, 1, 0
@@ -142,12 +140,13 @@ def _multiply(
         next_factor = gl.load(factor_at + nth + 1, mask=nth + 1 < steps, other=0.0)
         # What the next step reads has come for all threads, and all are done with the last one's.
         async_copy.wait_group(STAGES - 3)
-        fence_async_shared()
         barrier()
         fresh = codes.index(code_at).load(left_pairs)
         _fetch(values.index(free), x_at, nth + STAGES - 1, steps, 128, live)
         _fetch(codes.index(code_free), codes_at, nth + CODES, steps, 64, row >= 0)
         async_copy.commit_group()
+        if nth == last_fetch:
+            release(CHAINED)
         # The last step of widening waits: the compiler lets no product run beside an instruction
         # that sets the operand of another.
         part_sum, raw = warpgroup_mma_wait(0, deps=(part_sum, _raw(fresh)))
@@ -193,7 +192,7 @@ def early_products(
         _fetch(values.index(nth), x_at, nth, steps, 128, live)
         async_copy.commit_group()
     total = _multiply(
-        codes, values, codes_at, x_at, factor_at, row, live, steps, mma, TOKENS, STAGES, CODES
-    )
-    release(CHAINED)
+        codes, values, codes_at, x_at, factor_at, row, live, steps, mma, TOKENS, STAGES, CODES,
+        CHAINED,
+    )  # fmt: skip
     _leave(total, out, part, m0, n0, M, N, TOKENS)
