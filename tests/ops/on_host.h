@@ -119,6 +119,13 @@ inline int lanes_behind(int value, int by) { return from_lane(value, min(lane() 
 inline int lanes_before(int value, int by) { return from_lane(value, max(lane() - by, 0)); }
 inline int first_one(unsigned bits) { return std::countr_zero(bits); }
 inline void count_one(int* counter) { ++*counter; }
+inline int swap_if(int* at, int expected, int value) {
+  int there = *at;
+  if (there == expected) *at = value;
+  return there;
+}
+inline void lower(int* at, int value) { *at = min(*at, value); }
+inline void set_bits(unsigned* at, unsigned bits) { *at |= bits; }
 inline int next_of(int* counter) { return (*counter)++; }
 inline float without_nan(float x) { return std::fmax(x, -INFINITY); }
 inline unsigned bits_of(float value) { return std::bit_cast<unsigned>(value); }

@@ -137,3 +137,41 @@ def test_index_logits_agree_up_to_rounding(
         assert off <= 2e-5 * expected[seen].abs().max()
         if skip == 0:
             assert torch.equal(out.isneginf(), expected.isneginf())
+
+
+UNION = """
+extern "C" void run(const int* slots, const int* table, const int* rows, int* out, int* marks,
+                    int* counts, int batch, int width, int k, int pitch, int size, int room) {
+  int bytes = 4 * (32 + 2 * size) + pitch * PAGE;
+  run_blocks(batch, 1, THREADS, bytes, [=] {
+    union_slots(slots, table, rows, out, marks, counts, width, k, pitch, pitch, size, room);
+  });
+}
+"""
+
+
+@pytest.mark.parametrize("threads", [32, 96])
+@pytest.mark.parametrize(("width", "k"), [(1, 9), (4, 40), (8, 200)])
+def test_a_row_s_slots_are_listed_once_in_the_order_of_its_pages(
+    tmp_path: Path, width: int, k: int, threads: int
+) -> None:
+    run = built(tmp_path, "union_slots", UNION, {"THREADS": threads, "PAGE": 16})
+    pages = draw_pages(k, batch=3, width=width, columns=20, size=16)
+    lens = ints(pages.length, 30, 0)[:, None].expand(3, width).contiguous()
+    args = (draw(7, 3, width, pages.length), pages.table, pages.rows, lens, 16, k)
+    slots = SPECIFICATIONS["topk_slots"](*args)
+    room = min(width * k, pages.length)
+    out, marks = torch.full((2, 3, room), -7, dtype=torch.int32)
+    counts = torch.full((3,), -7, dtype=torch.int32)
+    columns = pages.table.shape[1]
+    tensors = (slots, pages.table, pages.rows, out, marks, counts)
+    run(*places(*tensors), 3, width, k, columns, 32, room)
+    for b in range(3):
+        every = pages.slots_of(b, torch.arange(pages.length))
+        picked = torch.stack([torch.isin(every, own[own >= 0]) for own in slots[b]])  # [W, S]
+        listed = picked.any(0)
+        count = int(listed.sum())
+        assert counts[b] == count
+        assert out[b].tolist() == every[listed].tolist() + [-1] * (room - count)
+        bits = (picked.int() << torch.arange(width)[:, None]).sum(0)[listed]
+        assert marks[b].tolist() == bits.tolist() + [0] * (room - count)

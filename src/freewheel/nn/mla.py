@@ -62,7 +62,8 @@ class SparseMla:
         query = ops.absorb_query(
             query, self.key_up, view.positions, self.rope_table, spec.interleaved
         )  # [B, W, heads, kv_lora + rope]
-        mixed = latent.attend(query, slots, spec.scale, spec.kv_lora_rank)
+        place = (view.page_tables[HISTORY], view.rows)
+        mixed = latent.attend(query, slots, spec.scale, spec.kv_lora_rank, *place)
         return ops.expand_values(mixed, self.value_up), slots
 
     def project(

@@ -24,8 +24,16 @@ class Latents(Protocol):
         """`ops.norm_latents`."""
         ...
 
-    def attend(self, query: Tensor, slots: Tensor, scale: float, value_dim: int) -> Tensor:
-        """`ops.sparse_mla`."""
+    def attend(
+        self,
+        query: Tensor,
+        slots: Tensor,
+        scale: float,
+        value_dim: int,
+        table: Tensor,
+        rows: Tensor,
+    ) -> Tensor:
+        """`ops.sparse_mla` over slots in the pages of `rows` of `table`."""
         ...
 
 
@@ -82,8 +90,17 @@ class PlainLatents:
     def norm(self, *args: Any) -> Tensor:
         return ops.norm_latents(self.tensor, *args)
 
-    def attend(self, query: Tensor, slots: Tensor, scale: float, value_dim: int) -> Tensor:
-        return ops.sparse_mla(query, self.tensor, slots, scale, value_dim)
+    def attend(
+        self,
+        query: Tensor,
+        slots: Tensor,
+        scale: float,
+        value_dim: int,
+        table: Tensor,
+        rows: Tensor,
+    ) -> Tensor:
+        own = (query, self.tensor, slots, scale, value_dim)
+        return ops.sparse_mla(*own, page_table=table, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -93,7 +110,16 @@ class Fp8Latents:
     def norm(self, *args: Any) -> Tensor:
         return ops.fp8_norm_latents(self.tensor, *args)
 
-    def attend(self, query: Tensor, slots: Tensor, scale: float, value_dim: int) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        slots: Tensor,
+        scale: float,
+        value_dim: int,
+        table: Tensor,
+        rows: Tensor,
+    ) -> Tensor:
+        del table, rows  # each query reads its own keys
         return ops.fp8_sparse_mla(query, self.tensor, slots, scale, value_dim)
 
 

@@ -115,14 +115,14 @@ def slots_at(positions: Tensor, pages: Tensor, page_size: int) -> Tensor:
 
 
 def _fake_sparse_mla(
-    query: Tensor, latent: Tensor, slots: Tensor, scale: float, value_dim: int, fixed: bool = False
+    query: Tensor, latent: Tensor, slots: Tensor, scale: float, value_dim: int, **_: object
 ) -> Tensor:
     return query.new_empty((*query.shape[:3], value_dim))
 
 
 @op(
     "sparse_mla(Tensor query, Tensor latent, Tensor slots, float scale, int value_dim, "
-    "bool fixed=False) -> Tensor",
+    "bool fixed=False, Tensor? page_table=None, Tensor? rows=None) -> Tensor",
     fake=_fake_sparse_mla,
 )
 def sparse_mla(
@@ -132,12 +132,17 @@ def sparse_mla(
     scale: float,
     value_dim: int,
     fixed: bool = False,
+    page_table: Tensor | None = None,  # int32 [R, P]
+    rows: Tensor | None = None,  # int32 [B]
 ) -> Tensor:  # [B, W, H, value_dim]
     """softmax(scale * query . key) over the listed keys, times the keys' first `value_dim` columns.
 
     Absorbed multi-query MLA (DeepSeek-V2, arXiv:2405.04434, 2.1.2) over the selected tokens. A
     negative lane is not read, wherever it stands; a query without any lane gives zeros. `fixed`:
     a query's sums are split the same way whatever the number of queries.
+
+    With `page_table` and `rows` a query's slots are distinct and lie in its row's pages, as those
+    of `topk_slots` do: then a body may read a key once for all queries of the row.
 
     Error: weights are rounded to the cache's dtype before they meet the values, sums are float32.
     Against float64 a bfloat16 body stays within 2^-6 of the largest value, a float32 body within

@@ -128,9 +128,16 @@ def _best_with_ties(ranked: Tensor, k: int) -> Tensor:
 
 @implement("sparse_mla", "cpu")
 def sparse_mla(
-    query: Tensor, latent: Tensor, slots: Tensor, scale: float, value_dim: int, fixed: bool = False
+    query: Tensor,
+    latent: Tensor,
+    slots: Tensor,
+    scale: float,
+    value_dim: int,
+    fixed: bool = False,
+    page_table: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    del fixed  # a query is one piece always
+    del fixed, page_table, rows  # a query is one piece always, and reads its own keys
     flat = latent.view(-1, latent.shape[2])
     queries, lanes = query.flatten(0, 1), slots.flatten(0, 1)  # [N, H, D], [N, K]
     output = query.new_empty((*queries.shape[:2], value_dim))

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from freewheel.ops.cuda import many_heads
+from freewheel.ops.cuda import many_heads, shared_keys
 from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.runs import Run, Tile, attend_by_runs
 from freewheel.ops.registry import SPECIFICATIONS, implement
@@ -90,12 +90,24 @@ def _attend_part(
 
 @implement("sparse_mla", "cuda")
 def sparse_mla(
-    query: Tensor, latent: Tensor, slots: Tensor, scale: float, value_dim: int, fixed: bool = False
+    query: Tensor,
+    latent: Tensor,
+    slots: Tensor,
+    scale: float,
+    value_dim: int,
+    fixed: bool = False,
+    page_table: Tensor | None = None,
+    rows: Tensor | None = None,
 ) -> Tensor:
     rope = latent.shape[2] - value_dim
     if query.dtype == torch.float64 or query.dtype != latent.dtype or rope == 0:
         return SPECIFICATIONS["sparse_mla"](query, latent, slots, scale, value_dim)
     out = query.new_empty((*query.shape[:3], value_dim))
+    if page_table is not None and rows is not None and not fixed:
+        own = shared_keys.Row(slots, page_table, rows, latent.shape[1])
+        if shared_keys.serves(query, value_dim, own):
+            shared_keys.attend(query, latent, own, out, scale)
+            return out
     if many_heads.serves(query, value_dim):
         own = many_heads.plain_rows(latent)
         attend_by_runs(many_heads.attend, (own, scale), query, slots, out, many_heads.TILE, fixed)

@@ -159,8 +159,8 @@ def _leave(
 
 @gluon.jit
 def _all_tiles(
-    caches, own_slots, start, stop, scale, slot, queries, buffers, places,
-    BYTES: gl.constexpr, PACKED: gl.constexpr,
+    caches, own_slots, own_marks, start, stop, scale, slot, queries, buffers, places,
+    BYTES: gl.constexpr, PACKED: gl.constexpr, EACH: gl.constexpr,
 ):  # fmt: skip
     """The weighted sum of a run, its highest score and its sums of weights [HEADS, STEP]."""
     latent, codes, plain, scales = caches
@@ -173,6 +173,8 @@ def _all_tiles(
     high = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORE_LAYOUT))
     total = score_zero  # summed over lanes behind the last
     which = 0
+    if EACH:
+        bit = gl.arange(0, HEADS, gl.SliceLayout(1, SCORE_LAYOUT)) // EACH
     for at in range(start, stop, STEP):
         now_values, now_ropes = values.index(which), ropes.index(which)
         next_values, next_ropes = values.index(1 - which), ropes.index(1 - which)
@@ -196,14 +198,19 @@ def _all_tiles(
             score = warpgroup_mma(q_rope, now_ropes.permute((1, 0)), score, is_async=True)
             _fetch(latent, slot, next_values, next_ropes, c, r, 576)
         slot = slots_at(own_slots, ahead + STEP + lane, stop)
-        seen = slots_at(own_slots, at + score_lane, stop) >= 0
+        if EACH:
+            place = at + score_lane
+            mark = gl.load(own_marks + place, mask=place < stop, other=0)[None, :]
+            seen = (mark >> bit[:, None] & 1) != 0
+        else:
+            seen = (slots_at(own_slots, at + score_lane, stop) >= 0)[None, :]
         if PACKED:
             score, turned = warpgroup_mma_wait(0, deps=(score, turned))
             row_scale = row_scales.index(which).load(gl.SliceLayout(0, SCORE_LAYOUT))[None, :]
             score = score * row_scale + turned
         else:
             score = warpgroup_mma_wait(0, deps=(score,))
-        score = gl.where(seen[None, :], score * scale, float("-inf"))
+        score = gl.where(seen, score * scale, float("-inf"))
         weight, decay, high = weights(score, high)
         total = total * decay[:, None] + weight
         if PACKED:
@@ -221,19 +228,29 @@ def _all_tiles(
 
 @gluon.jit
 def _attend(
-    query, latent, codes, plain, scales, slots, out, part_out, high_out, total_out, scale, K, H,
-    LANES, groups,
+    query, latent, codes, plain, scales, slots, marks, counts, out, part_out, high_out, total_out,
+    scale, K, H, LANES, groups,
     BYTES: gl.constexpr, SPAN: gl.constexpr, WHOLE: gl.constexpr, CHAINED: gl.constexpr,
-    PACKED: gl.constexpr,
+    PACKED: gl.constexpr, EACH: gl.constexpr,
 ):  # fmt: skip
-    """512 values and 64 rotated ones a key. As `attention._attend_part` in all else."""
+    """512 values and 64 rotated ones a key. As `attention._attend_part` in all else.
+
+    EACH: how many heads in turn belong to the same of several queries, of which `marks` [N, K] says
+    by its bits which see a lane; lanes [N] are all full. 0: all heads see all lanes that are not
+    negative.
+    """
 
     follow(CHAINED)
     # Programs of a query's groups of heads run side by side and share its keys in the L2 cache.
     n, part, parts = (gl.program_id(0) // groups).to(gl.int64), gl.program_id(1), gl.num_programs(1)
     first_head = gl.program_id(0) % groups * HEADS
     own_slots = slots + n * K
-    stop = last_live(own_slots, part, LANES, K, SPAN, RUN_LAYOUT)
+    if EACH:
+        count = gl.load(counts + n)
+        LANES = gl.cdiv(gl.cdiv(count, STEP), parts) * STEP
+        stop = gl.minimum((part + 1) * LANES, count)
+    else:
+        stop = last_live(own_slots, part, LANES, K, SPAN, RUN_LAYOUT)
     start = part * LANES
 
     q_value = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 512], WIDE_SHARED)
@@ -270,8 +287,9 @@ def _attend(
     slot = gl.load(own_slots + start + STEP + lane, mask=start + STEP + lane < stop, other=-1)
 
     mixed, high, total = _all_tiles(
-        (latent, codes, plain, scales), own_slots, start, stop, scale, slot, (q_value, q_rope),
-        (values, ropes, row_scales), (c, r, inner, outer, lane, byte_lane), BYTES, PACKED,
+        (latent, codes, plain, scales), own_slots, marks + n * K, start, stop, scale, slot,
+        (q_value, q_rope), (values, ropes, row_scales), (c, r, inner, outer, lane, byte_lane),
+        BYTES, PACKED, EACH,
     )  # fmt: skip
     where = (n * parts + part) * H
     _leave(
@@ -280,12 +298,23 @@ def _attend(
     )  # fmt: skip
 
 
-def attend(run: Run, tile: Tile, rows: Rows, scale: float) -> None:
+@dataclass(frozen=True)
+class Marks:
+    """Lanes of several queries that are one: who sees which, see `_attend`."""
+
+    each: int
+    marks: Tensor  # int32 [N, K]
+    counts: Tensor  # int32 [N]
+
+
+def attend(run: Run, tile: Tile, rows: Rows, scale: float, marks: Marks | None = None) -> None:
     (count, heads, _), lanes = run.query.shape, run.slots.shape[1]
     groups = triton.cdiv(heads, tile.heads)
+    own = (run.slots, run.slots) if marks is None else (marks.marks, marks.counts)
     _attend[(count * groups, run.parts)](
-        run.query, rows.latent, *rows.views, run.slots, run.out, run.mixed, run.high, run.total,
-        scale, lanes, heads, run.lanes, groups,
+        run.query, rows.latent, *rows.views, run.slots, *own, run.out, run.mixed, run.high,
+        run.total, scale, lanes, heads, run.lanes, groups,
         BYTES=rows.bytes, SPAN=triton.next_power_of_2(run.lanes), WHOLE=run.parts == 1,
-        CHAINED=CHAINED, PACKED=rows.packed, num_warps=tile.warps, launch_pdl=CHAINED,
+        CHAINED=CHAINED, PACKED=rows.packed, EACH=0 if marks is None else marks.each,
+        num_warps=tile.warps, launch_pdl=CHAINED,
     )  # fmt: skip

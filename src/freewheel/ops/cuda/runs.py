@@ -116,13 +116,13 @@ def attend_by_runs(
     step = max(1, count) if parts == 1 else max(1, SCRATCH // (parts * heads * flat.shape[2]))
     for at in range(0, count, step):
         piece = slice(at, at + step)
-        rooms = _unjoined(flat[piece], parts)
+        rooms = unjoined(flat[piece], parts)
         attend(Run(queries[piece], lanes[piece], flat[piece], parts, length, *rooms), tile, *given)
         if parts > 1:
-            _join(*rooms, flat[piece])
+            join(*rooms, flat[piece])
 
 
-def _unjoined(out: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+def unjoined(out: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Where runs go: a single one needs no room."""
     if parts == 1:
         return out, out, out
@@ -132,7 +132,7 @@ def _unjoined(out: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
     return mixed, high, total
 
 
-def _join(mixed: Tensor, high: Tensor, total: Tensor, out: Tensor) -> None:
+def join(mixed: Tensor, high: Tensor, total: Tensor, out: Tensor) -> None:
     count, parts, heads, value = mixed.shape
     piece = min(256, max(16, triton.next_power_of_2(value)))
     _join_parts[(count, heads, triton.cdiv(value, piece))](

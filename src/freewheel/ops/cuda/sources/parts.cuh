@@ -20,6 +20,12 @@ __device__ inline int lanes_before(int value, int by) { return __shfl_up_sync(~0
 __device__ inline int first_one(unsigned bits) { return __ffs(bits) - 1; }
 __device__ inline void count_one(int* counter) { atomicAdd(counter, 1); }
 __device__ inline int next_of(int* counter) { return atomicAdd(counter, 1); }
+// What was there; where that is `expected`, `value` is put there.
+__device__ inline int swap_if(int* at, int expected, int value) {
+  return atomicCAS(at, expected, value);
+}
+__device__ inline void lower(int* at, int value) { atomicMin(at, value); }
+__device__ inline void set_bits(unsigned* at, unsigned bits) { atomicOr(at, bits); }
 // NaN becomes -inf.
 __device__ inline float without_nan(float x) { return fmaxf(x, __uint_as_float(0xff800000u)); }
 __device__ inline unsigned bits_of(float value) { return __float_as_uint(value); }
