@@ -65,7 +65,7 @@ def test_the_list_is_every_picked_slot_once() -> None:
     logits = draw(7, 3, 4, pages.length)
     slots = SPECIFICATIONS["topk_slots"](logits, pages.table, pages.rows, lens, 64, 2048)
     table = pages.table.clone()
-    table[pages.rows[1].long(), 100:] = table[pages.rows[1].long(), :500]  # stale
+    table[pages.rows[1].long(), 100:] = pages.table[pages.rows[1].long(), :500]  # stale
     row = module.Row(slots.cuda(), table.cuda(), pages.rows.cuda(), 64)
     lanes, marks, counts = (one.cpu() for one in module.union(row))
     for b in range(3):

@@ -142,7 +142,7 @@ def test_index_logits_agree_up_to_rounding(
 UNION = """
 extern "C" void run(const int* slots, const int* table, const int* rows, int* out, int* marks,
                     int* counts, int batch, int width, int k, int pitch, int size, int room) {
-  int bytes = 4 * (32 + 2 * size) + pitch * PAGE;
+  int bytes = 4 * (32 + 2 * size + pitch) + pitch * PAGE;
   run_blocks(batch, 1, THREADS, bytes, [=] {
     union_slots(slots, table, rows, out, marks, counts, width, k, pitch, pitch, size, room);
   });

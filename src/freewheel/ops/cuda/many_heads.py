@@ -158,6 +158,43 @@ def _leave(
 
 
 @gluon.jit
+def _seen(own_slots, own_marks, place, stop, EACH: gl.constexpr):
+    """Which lanes a head sees, [HEADS or 1, STEP]."""
+    if EACH:
+        bit = gl.arange(0, HEADS, gl.SliceLayout(1, SCORE_LAYOUT)) // EACH
+        mark = gl.load(own_marks + place, mask=place < stop, other=0)[None, :]
+        seen = (mark >> bit[:, None] & 1) != 0
+    else:
+        seen = (slots_at(own_slots, place, stop) >= 0)[None, :]
+    return seen
+
+
+@gluon.jit
+def _ends(
+    own_slots, counts, n, part, parts, LANES, K, SPAN: gl.constexpr, EACH: gl.constexpr
+):  # fmt: skip
+    """The first lane of a run, and the one behind its last."""
+    if EACH:
+        count = gl.load(counts + n)
+        LANES = gl.cdiv(gl.cdiv(count, STEP), parts) * STEP
+        stop = gl.minimum((part + 1) * LANES, count)
+    else:
+        stop = last_live(own_slots, part, LANES, K, SPAN, RUN_LAYOUT)
+    return part * LANES, stop
+
+
+@gluon.jit
+def _fetch_queries(query, q_value, q_rope, first_row, first_head, H, c, r):
+    """Start copying 64 heads' queries."""
+    h = first_head + gl.arange(0, HEADS, ROW_LAYOUT)
+    own = query + (first_row + h)[:, None] * 576
+    real = (h < H)[:, None]
+    async_copy.async_copy_global_to_shared(q_value, own + c[None, :], mask=real)
+    async_copy.async_copy_global_to_shared(q_rope, own + 512 + r[None, :], mask=real)
+    async_copy.commit_group()
+
+
+@gluon.jit
 def _all_tiles(
     caches, own_slots, own_marks, start, stop, scale, slot, queries, buffers, places,
     BYTES: gl.constexpr, PACKED: gl.constexpr, EACH: gl.constexpr,
@@ -173,8 +210,6 @@ def _all_tiles(
     high = gl.full([HEADS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORE_LAYOUT))
     total = score_zero  # summed over lanes behind the last
     which = 0
-    if EACH:
-        bit = gl.arange(0, HEADS, gl.SliceLayout(1, SCORE_LAYOUT)) // EACH
     for at in range(start, stop, STEP):
         now_values, now_ropes = values.index(which), ropes.index(which)
         next_values, next_ropes = values.index(1 - which), ropes.index(1 - which)
@@ -198,12 +233,7 @@ def _all_tiles(
             score = warpgroup_mma(q_rope, now_ropes.permute((1, 0)), score, is_async=True)
             _fetch(latent, slot, next_values, next_ropes, c, r, 576)
         slot = slots_at(own_slots, ahead + STEP + lane, stop)
-        if EACH:
-            place = at + score_lane
-            mark = gl.load(own_marks + place, mask=place < stop, other=0)[None, :]
-            seen = (mark >> bit[:, None] & 1) != 0
-        else:
-            seen = (slots_at(own_slots, at + score_lane, stop) >= 0)[None, :]
+        seen = _seen(own_slots, own_marks, at + score_lane, stop, EACH)
         if PACKED:
             score, turned = warpgroup_mma_wait(0, deps=(score, turned))
             row_scale = row_scales.index(which).load(gl.SliceLayout(0, SCORE_LAYOUT))[None, :]
@@ -245,13 +275,7 @@ def _attend(
     n, part, parts = (gl.program_id(0) // groups).to(gl.int64), gl.program_id(1), gl.num_programs(1)
     first_head = gl.program_id(0) % groups * HEADS
     own_slots = slots + n * K
-    if EACH:
-        count = gl.load(counts + n)
-        LANES = gl.cdiv(gl.cdiv(count, STEP), parts) * STEP
-        stop = gl.minimum((part + 1) * LANES, count)
-    else:
-        stop = last_live(own_slots, part, LANES, K, SPAN, RUN_LAYOUT)
-    start = part * LANES
+    start, stop = _ends(own_slots, counts, n, part, parts, LANES, K, SPAN, EACH)
 
     q_value = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 512], WIDE_SHARED)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 64], ROPE_SHARED)
@@ -261,12 +285,7 @@ def _attend(
 
     c = gl.arange(0, 512, COLUMN_LAYOUT)
     r = gl.arange(0, 64, COLUMN_LAYOUT)
-    h = first_head + gl.arange(0, HEADS, ROW_LAYOUT)
-    own = query + (n * H + h)[:, None] * 576
-    real = (h < H)[:, None]
-    async_copy.async_copy_global_to_shared(q_value, own + c[None, :], mask=real)
-    async_copy.async_copy_global_to_shared(q_rope, own + 512 + r[None, :], mask=real)
-    async_copy.commit_group()
+    _fetch_queries(query, q_value, q_rope, n * H, first_head, H, c, r)
 
     lane = gl.arange(0, STEP, ROW_LAYOUT)
     byte_lane = gl.arange(0, STEP, CHUNK_LAYOUT)

@@ -51,7 +51,7 @@ def _entries(columns: int) -> int:
 
 
 def _bytes(columns: int, page_size: int) -> int:
-    return 4 * (32 + 2 * _entries(columns)) + columns * page_size
+    return 4 * (32 + 2 * _entries(columns) + columns) + columns * page_size
 
 
 def serves(query: Tensor, value_dim: int, own: Row) -> bool:

@@ -7,6 +7,7 @@
 // they meet in an operation whose order does not matter, so the result does not depend on it either.
 
 constexpr int WARPS = THREADS / 32;
+constexpr int BATCH = 8;  // slots that a thread asks for at once
 
 // Where the search for a page begins, in a table of `size` entries, a power of two.
 __device__ inline int home_of(int page, int size) {
@@ -39,31 +40,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 union_slots(const int* slots, const int* table, const int* rows, int* out, int* marks, int* counts,
             int width, int k, int pitch, int columns, int size, int room) {
   SHARED_SPACE(space);
-  int* totals = (int*)space;          // [32]
-  int* pages = totals + 32;           // [size]
-  int* firsts = pages + size;         // [size]
-  unsigned* map = (unsigned*)(firsts + size);  // [columns * PAGE / 4]
-  int words = columns * PAGE / 4;
+  int* totals = (int*)space;                   // [32]
+  int* pages = totals + 32;                    // [size]
+  int* firsts = pages + size;                  // [size]
+  int* own_pages = firsts + size;              // [columns]
+  unsigned* map = (unsigned*)(own_pages + columns);  // [columns * PAGE / 4]
+  int words = columns * PAGE / 4, picks = width * k;
   for (int at = thread(); at < size; at += THREADS) pages[at] = -1, firsts[at] = columns;
   for (int at = thread(); at < words; at += THREADS) map[at] = 0;
   if (thread() < 32) totals[thread()] = 0;
   follow();
-  const int* own_pages = table + (long long)rows[block()] * pitch;
-  const int* own = slots + (long long)block() * width * k;
+  const int* own = slots + (long long)block() * picks;
+  const int* table_row = table + (long long)rows[block()] * pitch;
   out += (long long)block() * room, marks += (long long)block() * room;
+  int held[BATCH];
+#pragma unroll
+  for (int i = 0; i < BATCH; i++) {
+    int at = thread() + i * THREADS;
+    held[i] = at < picks ? own[at] : -1;
+  }
   block_sync();
-  for (int at = thread(); at < columns; at += THREADS) enter(pages, firsts, size, own_pages[at], at);
+  for (int at = thread(); at < columns; at += THREADS) {
+    int page = table_row[at];
+    own_pages[at] = page;
+    enter(pages, firsts, size, page, at);
+  }
   block_sync();
-#pragma unroll 8
-  for (int at = thread(); at < width * k; at += THREADS) {
-    int slot = own[at];
-    int column = slot < 0 ? columns : column_of(pages, firsts, size, slot / PAGE);
-    int position = column * PAGE + slot % PAGE;
-    if (column < columns) set_bits(map + position / 4, 1u << (position % 4 * 8 + at / k));
+  for (int first = 0; first < picks; first += BATCH * THREADS) {
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      int slot = held[i], at = first + i * THREADS + thread();
+      int column = slot < 0 ? columns : column_of(pages, firsts, size, slot / PAGE);
+      int position = column * PAGE + slot % PAGE;
+      if (column < columns) set_bits(map + position / 4, 1u << (position % 4 * 8 + at / k));
+      at += BATCH * THREADS;
+      held[i] = at < picks ? own[at] : -1;
+    }
   }
   block_sync();
 
-  int share = ((words + WARPS - 1) / WARPS + 31) / 32 * 32;
+  int share = (words + WARPS * 32 - 1) / (WARPS * 32) * 32;
   int begin = warp() * share, end = min(begin + share, words), mine = 0;
   for (int at = begin + lane(); at < end; at += 32) mine += bytes_set(map[at]);
   mine = warp_sum(mine);
@@ -79,10 +95,10 @@ union_slots(const int* slots, const int* table, const int* rows, int* out, int* 
       if (lane() >= by) sums += more;
     }
     place += sums, before += from_lane(sums, 31);
-    int page = word ? own_pages[4 * at / PAGE] * PAGE + 4 * at % PAGE : 0;
+    int slot = word ? own_pages[4 * at / PAGE] * PAGE + 4 * at % PAGE : 0;
     for (int i = 0; i < 4; i++) {
       unsigned mark = word >> 8 * i & 0xff;
-      if (mark) out[place] = page + i, marks[place] = (int)mark, place++;
+      if (mark) out[place] = slot + i, marks[place] = (int)mark, place++;
     }
   }
   for (int at = all + thread(); at < room; at += THREADS) out[at] = -1, marks[at] = 0;
