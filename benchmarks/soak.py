@@ -4,9 +4,10 @@
     python benchmarks/soak.py --minutes 30
 
 Conversations, lone prompts, cancels, seeds, priorities and tenants on one engine in float64, where
-company changes no token. Some prompts come again and again: their answers must be those of the
-first minute, which a cold engine gave. Resident memory is compared with what it was after a fifth
-of the time. Prints one JSON object; exits 1 if anything is wrong.
+company changes no token, with pages that move to host memory and back. Some prompts come again and
+again: their answers must be those of the first minute, which a cold engine gave. Resident memory is
+compared with what it was after a fifth of the time. Prints one JSON object; exits 1 if anything is
+wrong.
 """
 
 from __future__ import annotations
@@ -129,13 +130,20 @@ def main() -> int:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--cache-bytes", type=int, default=64 << 20)
+    parser.add_argument("--host-cache-gb", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     rng = random.Random(asked.seed)
     cold = LLM(asked.model, dtype="float64", max_batch=1, prefill_batch=1, prefix_cache=False)
     known = known_answers(cold, rng)
     del cold
-    llm = LLM(asked.model, dtype="float64", context_len=1024, cache_bytes=asked.cache_bytes)
+    llm = LLM(
+        asked.model,
+        dtype="float64",
+        context_len=1024,
+        cache_bytes=asked.cache_bytes,
+        host_cache_gb=asked.host_cache_gb,
+    )
     llm.capture()
     soak = Soak(TokenEngine(llm), llm.spec.vocab_size, llm.context_len, known, rng)
     begun, number, sizes = time.monotonic(), 0, list[tuple[float, int]]()
