@@ -7,13 +7,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from freewheel.structured.simplify import simplified
+from freewheel.structured.values import NOTES, Nothing
+
 MAX_DEPTH = 32
 """Levels of a schema, references followed."""
 
-_NOTES = frozenset(
-    "title description default examples deprecated readOnly writeOnly $schema $id $comment "
-    "$defs definitions".split()
-)
 _BY_TYPE = {
     "object": frozenset({"properties", "required", "additionalProperties"}),
     "array": frozenset({"items", "minItems", "maxItems", "prefixItems"}),
@@ -30,17 +29,26 @@ class Refusal(Exception):
     """The wish cannot be kept; says why."""
 
 
-def read_schema(source: str, safe_pattern: Callable[[str], bool]) -> Any:
-    """The schema of JSON text. Raises Refusal if some part of it could not be kept exactly.
-
-    `safe_pattern`: whether all that a pattern matches may stand in a JSON string as it is.
-    """
+def parsed(source: str) -> Any:
+    """The schema of JSON text, in as few keywords as may be. Raises Refusal for what is none."""
     try:
         schema = json.loads(source)
     except (ValueError, RecursionError) as error:
         raise Refusal(f"is not JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise Refusal(f"must be an object at #, got {schema!r}")
+    try:
+        return simplified(schema)
+    except Nothing as nothing:
+        raise Refusal("allows no value at all") from nothing
+
+
+def read_schema(schema: Any, safe_pattern: Callable[[str], bool]) -> None:
+    """Raises Refusal if some part of the schema could not be kept exactly.
+
+    `safe_pattern`: whether all that a pattern matches may stand in a JSON string as it is.
+    """
     _Reader(schema, safe_pattern).check(schema, "#", 0)
-    return schema
 
 
 class _Reader:
@@ -53,7 +61,7 @@ class _Reader:
             raise Refusal(f"is recursive, or nested deeper than {MAX_DEPTH} levels: {where[:60]}")
         if not isinstance(schema, dict):
             raise Refusal(f"must be an object at {where}, got {schema!r}")
-        rest = {key: value for key, value in schema.items() if key not in _NOTES}
+        rest = {key: value for key, value in schema.items() if key not in NOTES}
         if "$ref" in rest:
             self._only(rest, {"$ref"}, where)
             self.check(self._target(rest["$ref"], where), where, depth + 1)
@@ -77,6 +85,8 @@ class _Reader:
         kinds: list[Any] = kind if isinstance(kind, list) else [kind]
         if len(kinds) != 1 and set(kinds) & {"object", "array"}:
             raise Refusal(f"mixes objects or arrays with other types at {where}; use anyOf")
+        if kind is None and rest:
+            raise Refusal(f"uses {min(rest)!r} at {where} without a type beside it")
         if kind is None or not kinds:
             raise Refusal(f"needs a type, enum, const, anyOf or $ref at {where}")
         for one in kinds:

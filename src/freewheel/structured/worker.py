@@ -26,7 +26,8 @@ except ModuleNotFoundError as missing:
     give_up(missing)
 
 from freewheel.spec import Form, Grammar, HostGrammar
-from freewheel.structured.schema import Refusal, read_schema
+from freewheel.structured.schema import Refusal, parsed, read_schema
+from freewheel.structured.spelling import Speller
 from freewheel.structured.tables import ByteAutomaton, byte_automaton, token_grammar
 
 MAX_SOURCE = 1 << 18
@@ -63,6 +64,8 @@ def followed(kind: str, source: str, vocabulary: list[bytes | None]) -> HostGram
     _check_size(source)
     if kind == "choice":
         kind, source = "regex", regex_of(kind, source)
+    if kind == "json_schema":
+        source = json.dumps(parsed(source))
     text = source_of(kind, source)
     mask_of(matcher_of(text, tokenizer_of(vocabulary)), (0,), len(vocabulary))
     return HostGrammar(text)
@@ -85,9 +88,15 @@ def regex_of(kind: str, source: str) -> str:
         return source
     if kind == "choice":
         return "|".join(f"({''.join(map(_literal, text))})" for text in json.loads(source))
-    read_schema(source, stands_in_json)
+    schema = parsed(source)
+    return Speller(source, schema, _built).expression(schema)
+
+
+def _built(schema: dict[str, Any]) -> str:
+    """The library's regular expression of a schema that it keeps exactly."""
+    read_schema(schema, stands_in_json)
     try:
-        return build_regex_from_schema(source)
+        return build_regex_from_schema(json.dumps(schema))
     except ValueError as error:
         raise Refusal(f"cannot be turned into a grammar: {error}") from error
 
