@@ -324,7 +324,7 @@ def test_a_mask_that_takes_too_long_ends_its_own_answer(folders: dict[str, Path]
         ("json_object", {"json_object": 1}),
         ("grammar_trigger", {"grammar_trigger": 3}),
         ("grammar_trigger", {"grammar": NESTED, "grammar_trigger": 10**6}),
-        ("json_schema", {"json_schema": {"not": {"type": "null"}}}),
+        ("json_schema", {"json_schema": {"not": {"type": "integer"}}}),
         ("json_schema", {"json_schema": {"type": "array", "items": {}, "uniqueItems": True}}),
     ],
     ids=lambda value: str(value)[:40],
