@@ -115,7 +115,7 @@ def slots_at(positions: Tensor, pages: Tensor, page_size: int) -> Tensor:
 
 
 def _fake_sparse_mla(
-    query: Tensor, latent: Tensor, slots: Tensor, scale: float, value_dim: int, **_: object
+    query: Tensor, latent: Tensor, slots: Tensor, scale: float, value_dim: int, *_: object
 ) -> Tensor:
     return query.new_empty((*query.shape[:3], value_dim))
 
