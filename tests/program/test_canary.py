@@ -85,10 +85,13 @@ def flip(tensor: Tensor, *place: int) -> None:
 
 def disturbed(folder: Path, want: int, run_ahead: int, seed: int) -> int:
     """Damage until `want` were done: each is in the letter of its own round, and answers are those
-    of an engine that nobody disturbed. How many were done."""
+    of an engine that nobody disturbed. How many were done.
+
+    There are pages for sixteen requests, because each that is damaged is lost.
+    """
     watched = Watched(
         folder, run_ahead=run_ahead, perturb=3, perturb_seed=seed, context_len=CONTEXT,
-        cache_bytes=1 << 27,
+        cache_bytes=1 << 27, max_batch=16,
     )  # fmt: skip
     calm = engine(folder, run_ahead=run_ahead, context_len=CONTEXT)
     perturber = watched.llm.executor.perturber
