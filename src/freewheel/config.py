@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from freewheel.errors import CheckpointError, ConfigError
+from freewheel.spec.handoff import ROLES, WireSettings
 from freewheel.spec.mesh import Mesh
 from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder
 from freewheel.spec.violation import Watch
@@ -36,6 +37,11 @@ AUTO_DEPTHS = (0, 1, 2, 3, 5)
 """What `speculate="auto"` chooses among. Each costs a graph for each batch."""
 AUTO_START = 3
 MAX_RANKS = 1024
+KV_PORT = 8998
+"""Where routers that know no other ask for computed prompts."""
+
+ROLE_CACHE_GB = 1.0
+"""Host memory of an engine with a role, unless it was told how much."""
 
 _WIDTHS = (16, 64, 256, 1024, 4096)
 
@@ -89,6 +95,13 @@ class EngineConfig:
     in a decoding round, in turns; 0: off. What is damaged is computed anew; with `strict`, its
     request ends with an error. `perturb`: damage something on purpose in every so many rounds, as
     `perturb_seed` says.
+    `role`: prefill computes prompts for other engines, decode fetches what these have computed,
+    where a request says so; None does neither. Pages travel from host memory to host memory, of
+    which a role takes ROLE_CACHE_GB unless `host_cache_gb` says otherwise. `kv_host` and `kv_port`:
+    where a prefill engine is asked for them (port 0 takes a free one). `kv_wire`: nixl, tcp, or
+    auto: NIXL where it is installed. `kv_peers`: hosts besides this machine's own address from
+    which a decode engine may fetch. `kv_seconds`: how long a prompt is waited for before it is
+    computed after all, and how long a computed one is held for whoever asks.
     """
 
     model: str
@@ -124,6 +137,12 @@ class EngineConfig:
     strict: bool = False
     perturb: int = 0
     perturb_seed: int = 0
+    role: str | None = None
+    kv_host: str = "127.0.0.1"
+    kv_port: int = KV_PORT
+    kv_wire: str = "auto"
+    kv_peers: tuple[str, ...] = ()
+    kv_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str | Path):
@@ -144,6 +163,7 @@ class EngineConfig:
         _check_range("max_grammars", self.max_grammars, 1, 256)
         self._check_tiers()
         self._check_canary()
+        self._check_role()
         if not 0 < self.grammar_seconds <= 3600:
             raise ConfigError(
                 f"grammar_seconds: must be above 0 and at most 3600, got {self.grammar_seconds!r}"
@@ -192,6 +212,34 @@ class EngineConfig:
             return None
         pages = None if isinstance(self.canary, str) else self.canary
         return Watch(pages, self.perturb, self.perturb_seed)
+
+    def _check_role(self) -> None:
+        wire = self.wire
+        if self.role is None:
+            if wire != WireSettings("127.0.0.1", KV_PORT, "auto", (), 30.0):
+                raise ConfigError(
+                    "kv_host, kv_port, kv_wire, kv_peers, kv_seconds: are for engines with a role; "
+                    "give role as well"
+                )
+            return
+        _check_choice("role", self.role, ROLES)
+        if not self.prefix_cache:
+            raise ConfigError("role: pages that are handed over are prefixes; turn prefix_cache on")
+        if self.tp * self.dp > 1:
+            raise ConfigError("role: works on one device yet; use tp=1, dp=1")
+
+    @property
+    def wire(self) -> WireSettings:
+        """How this engine reaches others. Raises ConfigError."""
+        if not isinstance(self.kv_peers, tuple):
+            raise ConfigError(f"kv_peers: must be a tuple of hosts, got {self.kv_peers!r}")
+        own = (self.kv_host, self.kv_port, self.kv_wire, self.kv_peers, self.kv_seconds)
+        return WireSettings(*own)
+
+    @property
+    def host_gigabytes(self) -> float:
+        """Host memory for blocks."""
+        return self.host_cache_gb or (0.0 if self.role is None else ROLE_CACHE_GB)
 
     def _check_speculate(self) -> None:
         if self.speculate == "auto":

@@ -74,13 +74,14 @@ def plan_memory(
 
 def host_slots(config: EngineConfig, groups: tuple[CacheGroup, ...], decisions: Decisions) -> int:
     """Blocks that `host_cache_gb` of host memory hold. Raises ConfigError for less than one."""
-    if not config.host_cache_gb:
+    size = config.host_gigabytes
+    if not size:
         return 0
     plan = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups)))
-    slots = int(config.host_cache_gb * 1e9) // plan.bytes
+    slots = int(size * 1e9) // plan.bytes
     if not slots:
         raise ConfigError(
-            f"host_cache_gb: {config.host_cache_gb} does not hold one block of {plan.bytes} bytes; "
+            f"host_cache_gb: {size} does not hold one block of {plan.bytes} bytes; "
             "raise it, or leave it out"
         )
     block = math.lcm(*(group.page_size for group in groups))

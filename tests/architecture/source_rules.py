@@ -141,10 +141,12 @@ FORBIDDEN_MODULES = frozenset(
     | {"http.client", "xmlrpc", "huggingface_hub"}
 )
 # `freewheel bench serve` sends requests to the address that its user gives. The admin socket is
-# listened to, in the file system. Nothing else may connect or listen by itself.
+# listened to, in the file system. Engines of a pair reach one another where they are told to.
+# Nothing else may connect or listen by itself.
 CONNECTING = frozenset(
     {("bench/client.py", "httpx"), ("bench/load.py", "httpx"), ("bench/scrape.py", "httpx")}
     | {("server/admin.py", "socket")}
+    | {("transfer/line.py", "socket"), ("transfer/post.py", "socket")}
 )
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "__import__"})
 FORBIDDEN_ATTRIBUTES = frozenset({"torch.load", "torch.save"})

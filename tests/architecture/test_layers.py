@@ -43,6 +43,7 @@ def test_the_package_keeps_its_import_contracts() -> None:
 
 
 PLANTED_IMPORTS = {
+    "pages-between-engines": ("engine", "nixl_cu12"),
     "layers": ("state", "freewheel.runtime"),
     "host-without-tensors": ("host", "torch"),
     "ops-and-graph-alone": ("graph", "freewheel.spec"),

@@ -72,6 +72,19 @@ CheckRanks = Annotated[
     bool,
     typer.Option("--check-ranks", help="Compare what processes decided, every round."),
 ]
+Role = Annotated[
+    str | None, typer.Option(help="prefill or decode: compute prompts for others, or fetch them.")
+]
+KvHost = Annotated[str, typer.Option(help="Where a prefill engine is asked for prompts.")]
+KvPort = Annotated[int, typer.Option(help="Its port there; 0 takes a free one.")]
+KvWire = Annotated[str, typer.Option(help="auto, nixl or tcp: by what prompts' pages travel.")]
+KvPeers = Annotated[
+    list[str] | None,
+    typer.Option("--kv-peer", help="Another host to fetch from; may be given repeatedly."),
+]
+KvSeconds = Annotated[
+    float, typer.Option(help="How long a prompt is waited for, or kept for whoever asks.")
+]
 Deterministic = Annotated[
     bool,
     typer.Option("--deterministic", help="On CUDA: the same bits in any company; slower."),

@@ -12,7 +12,7 @@ import typer
 
 from freewheel.cli import options as o
 from freewheel.cli.later import Later
-from freewheel.config import EngineConfig, environment_api_key
+from freewheel.config import KV_PORT, EngineConfig, environment_api_key
 from freewheel.errors import ConfigError, FreewheelError
 
 if TYPE_CHECKING:
@@ -85,11 +85,18 @@ def serve(
     dp: o.Dp = 1,
     ep: o.Ep = False,
     check_ranks: o.CheckRanks = False,
+    role: o.Role = None,
+    kv_host: o.KvHost = "127.0.0.1",
+    kv_port: o.KvPort = KV_PORT,
+    kv_wire: o.KvWire = "auto",
+    kv_peers: o.KvPeers = None,
+    kv_seconds: o.KvSeconds = 30.0,
 ) -> None:
     """Answer over HTTP: OpenAI's and Anthropic's endpoints, metrics, and a page at /."""
     given: dict[str, Any] = locals() | {
         "speculate": o.depth(speculate),
         "canary": o.canary(canary),
+        "kv_peers": tuple(kv_peers or ()),
     }
     engine = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
     config = EngineConfig(**engine, prefill_batch=min(2, max_batch))

@@ -6,6 +6,7 @@ May import `freewheel.config`, `.spec`, `.host` and `.runtime`. Must never touch
 
 from __future__ import annotations
 
+from freewheel.engine.handoffs import HandoffLoad
 from freewheel.engine.llm import LLM, ONE_TOKEN, Prompt
 from freewheel.engine.output import Arrival, Chunk, Logprobs, Metrics, Output, Piece, Selection
 from freewheel.engine.reader import Reader, Reading
@@ -51,6 +52,7 @@ __all__ = [
     "Chunk",
     "DeviceTrace",
     "GpuPlan",
+    "HandoffLoad",
     "KernelTime",
     "Load",
     "Logprobs",

@@ -61,9 +61,14 @@ class Session:
 
     def add(self, request: Request, text: TextStream) -> Live:
         """Queue a request. Raises RequestError, and changes nothing, if it cannot be served."""
-        self._scheduler.add(request)
-        live = self._live[request.id] = Live(request, text, time.perf_counter())
+        live = Live(request, text, time.perf_counter())
+        self.enter(live)
         return live
+
+    def enter(self, live: Live) -> None:
+        """Queue a request whose time counts from before. Raises what `add` raises."""
+        self._scheduler.add(live.request)
+        self._live[live.request.id] = live
 
     def chunks(self, live: Live) -> Iterator[Chunk]:
         """What comes for one request, up to its last chunk.
@@ -132,6 +137,10 @@ class Session:
             self.timeline.read(letter, asked, arrived, time.perf_counter())
         elif plan is None:
             self._scheduler.wait(MASK_SECONDS)
+
+    def carry(self) -> None:
+        """With no request under way: copies to and from host memory go on."""
+        self._move(fresh=True, wait=self._scheduler.moving > 0)
 
     def _move(self, fresh: bool, wait: bool) -> None:
         """Start copies to and from host memory, behind the round, and hear of those that ended.

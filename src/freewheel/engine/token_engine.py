@@ -6,8 +6,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
+from freewheel.engine.handoffs import HandoffLoad, Handoffs
 from freewheel.engine.llm import LLM
 from freewheel.engine.logprobs import prompt_logprobs
 from freewheel.engine.output import Chunk, Logprobs
@@ -16,7 +18,7 @@ from freewheel.engine.timeline import RoundTimes
 from freewheel.errors import RequestError
 from freewheel.host import RequestState, TextStream
 from freewheel.host.pages import IdPool
-from freewheel.spec import FinishReason, Form, SamplingParams
+from freewheel.spec import FinishReason, Form, Handoff, SamplingParams
 from freewheel.spec.violation import KINDS
 
 
@@ -83,6 +85,8 @@ class Load:
     host_forms: int = 0
     canary: CanaryLoad | None = None
     """None where there is none."""
+    handoffs: HandoffLoad | None = None
+    """None without a role."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +134,22 @@ class TokenEngine:
         self._guests: dict[str, _Guest] = {}
         self._preemptions = 0
         self._forms: Counter[str] = Counter()  # requests of a stated form, by who holds them to it
+        self._handoffs: Handoffs | None = None
+        if llm.config.role is not None:
+            session = self._session
+            self._handoffs = Handoffs(llm.config, llm.built, lambda: session.scheduler.copies)
 
     @property
     def busy(self) -> bool:
         """There is something to step for."""
-        return bool(self._guests)
+        return bool(self._guests) or (self._handoffs is not None and self._handoffs.busy)
 
-    def submit(
+    @property
+    def kv_port(self) -> int:
+        """Where other engines ask for prompts that this one computed; 0 where they do not."""
+        return 0 if self._handoffs is None else self._handoffs.load.port
+
+    def submit(  # noqa: PLR0913
         self,
         request_id: str,
         prompt: Sequence[int],
@@ -146,21 +159,46 @@ class TokenEngine:
         priority: int = 0,
         tenant: str = "",
         shows: bool = False,
+        *,
+        handoff: Handoff | None = None,
     ) -> None:
         """Queue a request. Raises RequestError, and changes nothing, if it cannot be served.
 
         `form`: what `form_of(params)` gave. Without it, a structure is compiled here, and the
         rounds of others wait for that. `priority`: the lower goes first; of equals, `tenant`s are
-        served evenly. `shows`: with what the prompt's last token picks.
+        served evenly. `shows`: with what the prompt's last token picks. `handoff`: who computes the
+        prompt. An engine of role prefill does, for others, and ends the request with its first
+        token; one of role decode queues it once the prompt's pages have come, or did not come in
+        time.
         """
         if request_id in self._guests:
             raise RequestError("id", f"{request_id!r} is in use by a live request")
+        handoffs = self._handoffs_for(handoff)
+        if handoffs is not None and handoffs.computes:
+            params = replace(params, max_tokens=1, min_tokens=min(1, params.min_tokens))
         whose = (cache_salt, form, priority, tenant, shows)
         request = self._llm._request(list(prompt), params, *whose)
-        live = self._session.add(request, TextStream(_no_text))
+        self._session.check(request)
+        live = Live(request, TextStream(_no_text), time.perf_counter())
         if request.form is not None:
             self._forms[request.form] += 1
         self._guests[request_id] = _Guest(request_id, live, time.perf_counter())
+        if handoff is None or handoffs is None:
+            self._session.enter(live)
+        elif handoffs.computes:
+            self._session.enter(live)
+            handoffs.promise(handoff.room, request)
+        else:
+            handoffs.fetch(handoff, request, partial(self._session.enter, live))
+
+    def _handoffs_for(self, handoff: Handoff | None) -> Handoffs | None:
+        """Who looks after it. Raises RequestError if this engine has no such role."""
+        if handoff is None:
+            return None
+        if self._handoffs is None:
+            raise RequestError("bootstrap_room", "this engine has no role: start it with --role")
+        self._handoffs.check(handoff)
+        return self._handoffs
 
     def form_of(self, params: SamplingParams) -> Form | None:
         """The compiled form of the structure that `params` asks for; None if it asks for none.
@@ -175,6 +213,8 @@ class TokenEngine:
         guest = self._guests.pop(request_id, None)
         if guest is not None:
             self._preemptions += guest.live.request.stats.preemptions
+            if self._handoffs is not None:
+                self._handoffs.leave(guest.live.request)
             self._session.close([guest.live.request.id])
 
     def flush_prefixes(self) -> None:
@@ -186,7 +226,13 @@ class TokenEngine:
 
     def step(self) -> list[TokenStep]:
         """One round's worth of progress, for everybody."""
-        self._session.step()
+        if self._handoffs is not None:
+            self._handoffs.step()
+        if self._session.busy or self._handoffs is None:
+            self._session.step()
+        else:
+            self._session.carry()
+            self._handoffs.wait()
         steps: list[TokenStep] = []
         for guest in list(self._guests.values()):
             if guest.queued is None and guest.live.request.state is not RequestState.WAITING:
@@ -225,6 +271,7 @@ class TokenEngine:
             host_forms=self._forms["host"],
             tiers=self._tiers(),
             canary=self._canary(),
+            handoffs=None if self._handoffs is None else replace(self._handoffs.load),
         )
 
     def _canary(self) -> CanaryLoad | None:

@@ -12,6 +12,7 @@ from freewheel.host.depth import DepthPolicy
 from freewheel.host.fleet import Fleet
 from freewheel.host.guide import Guide
 from freewheel.host.pages import PageAllocator, RowAllocator
+from freewheel.host.parcels import Arriving, Parcels
 from freewheel.host.request import Request, RequestState, RequestStats
 from freewheel.host.scheduler import Scheduler
 from freewheel.host.shelf import Shelf
@@ -20,10 +21,12 @@ from freewheel.host.update import Update
 
 __all__ = [
     "Alarm",
+    "Arriving",
     "DepthPolicy",
     "Fleet",
     "Guide",
     "PageAllocator",
+    "Parcels",
     "Request",
     "RequestState",
     "RequestStats",

@@ -158,6 +158,10 @@ class Moves:
         request.fetched = (0, 0)
         return self._load(request, run)
 
+    def reach(self, request: Request) -> int:
+        """Blocks behind which the request could start with what is here or on its way here."""
+        return len(self._run(request))
+
     def ended(self, result: TransferResult) -> None:
         """A transfer has ended. Raises KeyError for one that is not under way."""
         if result.id in self._stores:
@@ -320,8 +324,13 @@ def _lineage(block: Block) -> Iterator[bytes]:
         yield block.key
 
 
+def label_of(key: bytes) -> int:
+    """What a block's checksum counts in for its key."""
+    return int.from_bytes(key[:8], "little") >> 1
+
+
 def _copy(kept: Kept, pages: Pages) -> BlockCopy:
-    return BlockCopy(kept.slot, int.from_bytes(kept.key[:8], "little") >> 1, pages)
+    return BlockCopy(kept.slot, label_of(kept.key), pages)
 
 
 def _cut(pages: list[int], count: int) -> list[int]:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,6 +126,27 @@ class Mover:
         """uint8 [bytes]: one slot of host memory. Raises IndexError if there is none."""
         chunk, place = divmod(index, self._each)
         return self._memory[chunk][place * self._size : (place + 1) * self._size]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of a slot, its checksum included."""
+        return self._size
+
+    def view(self, slot: int) -> memoryview:
+        """uint8 [slot_bytes]: the memory of a slot, for those who fill it from outside."""
+        return np.asarray(self.slot(slot)).data
+
+    def address(self, slot: int) -> int:
+        """Where a slot begins, in this process."""
+        return self.slot(slot).data_ptr()
+
+    def stretches(self) -> list[tuple[int, int]]:
+        """(address, bytes) of the memory in which slots lie."""
+        return [(chunk.data_ptr(), chunk.numel()) for chunk in self._memory]
+
+    def relabel(self, slot: int, before: int, after: int) -> None:
+        """A block came into the slot from where it had another label."""
+        self._sum_in(self.slot(slot)).add_(after - before)
 
     def _carry(self, way: Way, copy: BlockCopy) -> None:
         slot = self.slot(copy.slot)

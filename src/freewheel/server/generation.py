@@ -17,7 +17,7 @@ from freewheel.server.sampling import for_choice
 from freewheel.server.structure import Structure
 from freewheel.server.tickets import Events, Ticket
 from freewheel.server.wire import Step
-from freewheel.spec import FinishReason, SamplingParams
+from freewheel.spec import FinishReason, Handoff, SamplingParams
 
 ABNORMAL = ("abort", "error")
 """Ends that nobody here asked for."""
@@ -36,6 +36,17 @@ class Talk:
     start_of_thought: int | None = None
     parser: Callable[[], Parser | None] = lambda: None
     shown: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a request is served. `shows`: with what the prompt's last token picks. `handoff`: of the
+    one prompt, which has one answer."""
+
+    cache_salt: str = ""
+    priority: int = 0
+    shows: bool = False
+    handoff: Handoff | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,7 @@ class Usage:
 class Generation:
     """`n` answers to each of `prompts`. Closing it ends at the engine whatever has not ended."""
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         link: Link,
         tokenizer: Tokenizer,
@@ -70,9 +81,7 @@ class Generation:
         n: int = 1,
         structure: Structure | None = None,
         *,
-        cache_salt: str = "",
-        priority: int = 0,
-        shows: bool = False,
+        terms: Terms = Terms(),
     ) -> None:
         """Raises ApiError: 503 without an engine, 429 if there is too much to do."""
         link.check_ready()
@@ -86,7 +95,8 @@ class Generation:
         for talk in prompts:
             for copy in range(n):
                 own = for_choice(params, copy)
-                ticket = link.open(talk.ids, own, self._events, cache_salt, priority, shows)
+                given = (terms.cache_salt, terms.priority, terms.shows, terms.handoff)
+                ticket = link.open(talk.ids, own, self._events, *given)
                 thought = (talk.end_of_thought, talk.start_of_thought)
                 reader = Reader(tokenizer, own, *thought, talk.shown)
                 choice = Choice(len(self.choices), talk.ids, ticket, reader, talk.parser())

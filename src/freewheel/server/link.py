@@ -28,7 +28,7 @@ from freewheel.server.failures import ApiError, engine_lost, not_ready
 from freewheel.server.journal import Journal, write_dump
 from freewheel.server.settings import TENANT, ServerSettings
 from freewheel.server.tickets import Events, Ledger, Ticket
-from freewheel.spec import FinishReason, SamplingParams
+from freewheel.spec import FinishReason, Handoff, SamplingParams
 
 log = logging.getLogger("freewheel.server")
 
@@ -114,6 +114,7 @@ class Link:
         cache_salt: str = "",
         priority: int = 0,
         shows: bool = False,
+        handoff: Handoff | None = None,
     ) -> Ticket:
         """Send a request to the engine, in the caller's name. Raises ApiError if there is none."""
         self.check_ready()
@@ -121,7 +122,7 @@ class Link:
         self.ledger.live[ticket.id] = ticket
         # The seed is drawn here, so that whoever replays the order draws the same tokens.
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        given = (replace(params, seed=seed), cache_salt, priority, TENANT.get(), shows)
+        given = (replace(params, seed=seed), cache_salt, priority, TENANT.get(), shows, handoff)
         order = m.Submit(ticket.id, prompt, *given)
         if self._journal is not None:
             self._journal.submitted(order)

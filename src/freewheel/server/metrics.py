@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from freewheel.engine import CanaryLoad, Load, PoolLoad, TierLoad
+from freewheel.engine import CanaryLoad, HandoffLoad, Load, PoolLoad, TierLoad
 from freewheel.server.tickets import Ticket
 from freewheel.server.wire import Step
 from freewheel.spec import FinishReason
@@ -178,6 +178,18 @@ class EngineCollector(Collector):
             yield from self._tiers(load.tiers)
         if load.canary is not None:
             yield from self._canary(load.canary)
+        if load.handoffs is not None:
+            yield self._handoffs(load.handoffs)
+
+    def _handoffs(self, handoffs: HandoffLoad) -> Metric:
+        family = CounterMetricFamily(
+            f"{self._prefix}:kv_handoffs",
+            "Prompts that changed engines, or were to",
+            labels=["model_name", "event"],
+        )
+        for event in ("offered", "read", "dropped", "fetched", "failed"):
+            family.add_metric([self._model, event], asdict(handoffs)[event])
+        return family
 
     def _tiers(self, tiers: TierLoad) -> Iterator[Metric]:
         yield self._gauge("host_cache_blocks", "Blocks that host memory has room for", tiers.slots)

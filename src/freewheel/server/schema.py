@@ -27,6 +27,10 @@ Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 """vLLM's: the lower goes first; 0 if nothing is said."""
 
 
+Port = Annotated[int, Field(ge=1, le=65535)]
+Room = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
 class Strict(BaseModel):
     """No coercion, no unknown field, no NaN."""
 
@@ -81,6 +85,19 @@ class Sampling(Strict):
     thinking_token_budget: Count | None = None
 
 
+class KvTransfer(Strict):
+    """vLLM's: a prefill engine is told `do_remote_decode` and answers with the rest, which a
+    decode engine is then told."""
+
+    do_remote_decode: bool | None = None
+    do_remote_prefill: bool | None = None
+    remote_engine_id: ShortText | None = None
+    remote_block_ids: None = None
+    remote_host: ShortText | None = None
+    remote_port: Port | None = None
+    remote_request_id: ShortText | None = None
+
+
 class Choices(Sampling):
     """What the two older endpoints of OpenAI have in common."""
 
@@ -97,3 +114,11 @@ class Choices(Sampling):
         description="Streamed choices also carry `pieces` and, in a chat, `reasoning_pieces`: "
         "[text, whether it was an accepted draft, place of its token]. One event is one round.",
     )
+    bootstrap_host: ShortText | None = Field(
+        default=None,
+        description="SGLang's, as routers send them to both engines of a pair: the prefill "
+        "engine's address and port, and the room in which the prompt's pages change hands.",
+    )
+    bootstrap_port: Port | None = None
+    bootstrap_room: Room | None = None
+    kv_transfer_params: KvTransfer | None = None

@@ -16,7 +16,7 @@ from freewheel.chat import Ask, Chat, Message
 from freewheel.engine import Tokenizer
 from freewheel.errors import RequestError, StartError, UnsupportedModel
 from freewheel.server.failures import ApiError, not_ready, too_long
-from freewheel.server.generation import Generation, Talk
+from freewheel.server.generation import Generation, Talk, Terms
 from freewheel.server.held import structure_of_calls
 from freewheel.server.link import Link
 from freewheel.server.metrics import ServerMetrics
@@ -27,7 +27,7 @@ from freewheel.server.structure import Structure
 from freewheel.server.tickets import Ticket
 from freewheel.server.tools import Calling
 from freewheel.server.wire import Step
-from freewheel.spec import FinishReason, SamplingParams
+from freewheel.spec import FinishReason, Handoff, SamplingParams
 from freewheel.spec.picks import PickedLayers
 
 LONG_TEXT = 1 << 14
@@ -71,6 +71,13 @@ class Serving:
         if self.link.ready is None:
             raise not_ready(f"the engine is {self.link.state}")
         return self.link.ready.context_len
+
+    @property
+    def kv_port(self) -> int:
+        """Where other engines ask for computed prompts. Raises ApiError 503 as `context_len`."""
+        if self.link.ready is None:
+            raise not_ready(f"the engine is {self.link.state}")
+        return self.link.ready.kv_port
 
     def check_model(self, name: str | None) -> str:
         """The served name. Raises ApiError 404 for any other."""
@@ -168,14 +175,14 @@ class Serving:
         cache_salt: str | None = None,
         priority: int | None = None,
         shows: bool = False,
+        handoff: Handoff | None = None,
     ) -> Generation:
-        """Begin. `shows`: with what the prompt's last token picks. Raises ApiError 429 and 503."""
+        """Begin. `shows`: with what the prompt's last token picks; `handoff`: of the one prompt,
+        which has one answer. Raises ApiError 429 and 503."""
         given = (prompts, params, n, structure)
-        salt, rank = cache_salt or "", priority or 0
+        terms = Terms(cache_salt or "", priority or 0, shows, handoff)
         try:
-            return Generation(
-                self.link, self.tokenizer, *given, cache_salt=salt, priority=rank, shows=shows
-            )
+            return Generation(self.link, self.tokenizer, *given, terms=terms)
         except ApiError as error:
             self.metrics.rejected(error.code or "error")
             raise

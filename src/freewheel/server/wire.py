@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from msgspec.msgpack import Decoder, Encoder
 
 from freewheel.engine import Load, Logprobs, RoundTimes
-from freewheel.spec import SamplingParams
+from freewheel.spec import Handoff, SamplingParams
 
 
 class Submit(Struct, tag=True):
@@ -20,6 +20,7 @@ class Submit(Struct, tag=True):
     priority: int = 0
     tenant: str = ""
     shows: bool = False
+    handoff: Handoff | None = None
 
 
 class Abort(Struct, tag=True):
@@ -40,7 +41,8 @@ class Loading(Struct, tag=True):
 
 
 class Ready(Struct, tag=True):
-    """Everything is loaded and every graph made. `drafter` is "none" without drafts."""
+    """Everything is loaded and every graph made. `drafter` is "none" without drafts. `kv_port`:
+    where other engines ask for computed prompts; 0 where they do not."""
 
     context_len: int
     depth: int
@@ -50,6 +52,7 @@ class Ready(Struct, tag=True):
     drafter: str
     seconds: float
     load: Load
+    kv_port: int = 0
 
 
 class Unfit(Struct, tag=True):

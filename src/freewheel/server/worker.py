@@ -68,6 +68,7 @@ class Worker:
             drafter=resolved.drafter,
             seconds=time.perf_counter() - begun,
             load=engine.load(),
+            kv_port=engine.kv_port,
         )
         self._send(ready)
         return engine
@@ -136,6 +137,7 @@ class Worker:
                 order.priority,
                 order.tenant,
                 order.shows,
+                handoff=order.handoff,
             )
         except RequestError as error:
             self._send(m.Refused(order.id, error.field, str(error)))

@@ -17,6 +17,7 @@ from freewheel.spec.compressed import (
     LayerKind,
     SharedKvSpec,
 )
+from freewheel.spec.handoff import Handoff, Piece, WireSettings
 from freewheel.spec.model import (
     AttentionSpec,
     DsaSpec,
@@ -73,6 +74,7 @@ __all__ = [
     "FinishReason",
     "Form",
     "Grammar",
+    "Handoff",
     "HostGrammar",
     "HyperSpec",
     "IndexerSpec",
@@ -82,6 +84,7 @@ __all__ = [
     "MoeSpec",
     "MtpSpec",
     "PageWrite",
+    "Piece",
     "RopeSpec",
     "RowResult",
     "SamplingParams",
@@ -97,6 +100,7 @@ __all__ = [
     "TransferResult",
     "Violation",
     "Way",
+    "WireSettings",
     "YarnSpec",
     "feed_bound",
     "page_writes_bound",

@@ -15,6 +15,7 @@ from freewheel.server.calls import call_deltas, call_objects
 from freewheel.server.choices import Choice, Part
 from freewheel.server.failures import ApiError
 from freewheel.server.generation import Generation
+from freewheel.server.handoff import handing_of
 from freewheel.server.respond import Streamed, Whole, event
 from freewheel.server.routes.shapes import new_id, now, usage_object
 from freewheel.server.sampling import sampling_params
@@ -142,9 +143,10 @@ async def chat_completions(body: ChatRequest, serving: Served) -> Response:
     talk = await serving.converse(as_messages(body.messages), body.ask(calling), calling)
     field_name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     serving.check_room(talk.ids, limit, f"messages {field_name}")
-    head = {"id": new_id("chatcmpl"), "created": now(), "model": model}
+    handing = handing_of(body, serving)
+    head = {"id": new_id("chatcmpl"), "created": now(), "model": model} | handing.told()
     asked = (params, body.n or 1, structure, body.cache_salt, body.priority)
-    generation = serving.generate([talk], *asked)
+    generation = serving.generate([talk], *asked, handoff=handing.handoff)
     writer = _Writer(head, body, generation, serving, talk.ids)
     if body.stream:
         return Streamed(generation, writer.events())

@@ -15,6 +15,7 @@ from freewheel.engine import Logprobs
 from freewheel.server.choices import Choice, Part
 from freewheel.server.failures import ApiError
 from freewheel.server.generation import Generation, Talk
+from freewheel.server.handoff import handing_of
 from freewheel.server.respond import Streamed, Whole, event, json_response
 from freewheel.server.routes.shapes import new_id, now, usage_object
 from freewheel.server.sampling import sampling_params, unsupported
@@ -72,7 +73,9 @@ async def completions(body: CompletionRequest, serving: Served) -> Response:
     prompts = await _prompts(body.prompt, serving)
     for ids in prompts.ids:
         serving.check_room(ids, max_tokens or 1, "prompt max_tokens")
+    handing = handing_of(body, serving, len(prompts.ids))
     head = {"id": new_id("cmpl"), "object": "text_completion", "created": now(), "model": model}
+    head |= handing.told()
     if max_tokens == 0 and params.prompt_logprobs is None:
         return json_response(head | _echo_only(prompts, body.n or 1))
     generation = serving.generate(
@@ -82,6 +85,7 @@ async def completions(body: CompletionRequest, serving: Served) -> Response:
         structure,
         body.cache_salt,
         body.priority,
+        handoff=handing.handoff,
     )
     writer = _Writer(head, body, generation, serving, prompts)
     if body.stream:

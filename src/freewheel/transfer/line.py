@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection between two engines: messages of JSON, and raw bytes where both expect them."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import time
+from typing import Any
+
+from freewheel.errors import FreewheelError
+
+MOST_BYTES = 16 << 20
+"""Of one message."""
+
+CONNECTING = 5.0
+"""Seconds within which another engine takes a connection."""
+
+
+class WireError(FreewheelError, RuntimeError):
+    """Pages did not come: the other engine is gone, too slow, or of another kind."""
+
+
+class Line:
+    """One end. Everything raises WireError once the other end is gone or `until` has passed."""
+
+    def __init__(self, sock: socket.socket, until: float) -> None:
+        """`until`: on time.monotonic."""
+        self._socket = sock
+        self.until = until
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def say(self, message: dict[str, Any]) -> None:
+        raw = json.dumps(message).encode()
+        self.send(memoryview(len(raw).to_bytes(4, "big") + raw))
+
+    def hear(self) -> dict[str, Any]:
+        """The next message."""
+        size = int.from_bytes(self._take(4), "big")
+        if size > MOST_BYTES:
+            raise WireError(f"a message of {size} bytes; at most {MOST_BYTES} are taken")
+        try:
+            message = json.loads(self._take(size))
+        except ValueError as error:
+            raise WireError(f"a message that is no JSON: {error}") from error
+        if not isinstance(message, dict):
+            raise WireError("a message that is no object")
+        return message
+
+    def send(self, raw: memoryview) -> None:
+        try:
+            self._socket.settimeout(self._left())
+            self._socket.sendall(raw)
+        except OSError as error:
+            raise WireError(f"the other engine went away: {error}") from error
+
+    def receive_into(self, room: memoryview) -> None:
+        """Fill `room`."""
+        at = 0
+        while at < len(room):
+            try:
+                self._socket.settimeout(self._left())
+                count = self._socket.recv_into(room[at:])
+            except OSError as error:
+                raise WireError(f"the other engine went away: {error}") from error
+            if not count:
+                raise WireError("the other engine closed the connection")
+            at += count
+
+    def gone(self, seconds: float) -> bool:
+        """Wait so long at most for the other end to close; whether it has, or has said something
+        that was not asked for."""
+        readable, _, _ = select.select([self._socket], [], [], seconds)
+        return bool(readable)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _take(self, size: int) -> bytes:
+        raw = bytearray(size)
+        self.receive_into(memoryview(raw))
+        return bytes(raw)
+
+    def _left(self) -> float:
+        left = self.until - time.monotonic()
+        if left <= 0:
+            raise WireError("no answer within the time that a request waits for its pages")
+        return left
+
+
+def connect(host: str, port: int, until: float) -> Line:
+    """A line to the engine that listens there. Raises WireError."""
+    try:
+        sock = socket.create_connection((host, port), timeout=CONNECTING)
+    except OSError as error:
+        raise WireError(f"no engine at {host}:{port}: {error}") from error
+    return Line(sock, until)

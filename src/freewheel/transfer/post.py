@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where other engines fetch the prompts that this one has computed."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from freewheel.errors import ConfigError
+from freewheel.spec.handoff import Piece, WireSettings
+from freewheel.transfer.line import Line, WireError
+from freewheel.transfer.wire import Wire
+
+LINGER = 1.0
+"""Seconds for the reader to close the connection itself, once it has what it wanted."""
+
+
+@dataclass(eq=False)
+class _Parcel:
+    """What is in a room. `readers`: lines over which it is being read."""
+
+    pieces: tuple[Piece, ...]
+    until: float
+    readers: int = 0
+    read: bool = False
+
+
+class Post:
+    """Listens from the start; each line has a thread. The engine's thread calls the rest.
+
+    A parcel is held until it was read, or nobody has come for it in time. Raises ConfigError if
+    nobody can listen there.
+    """
+
+    def __init__(
+        self, wire: Wire, layout: str, settings: WireSettings, awake: Callable[[], None]
+    ) -> None:
+        """`layout`: of what the slots hold; readers of another are refused. `awake` is called when
+        there may be something to let go of."""
+        self._wire, self._layout, self._seconds = wire, layout, settings.seconds
+        self._awake = awake
+        self._changed = threading.Condition()
+        self._parcels: dict[str, _Parcel] = {}
+        self._refused: dict[str, tuple[str, float]] = {}
+        self._closed = False
+        try:
+            self._listener = socket.create_server(
+                (settings.host, settings.port),
+                family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"kv_port: cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
+                "give another with --kv-port"
+            ) from error
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._listen, name="post", daemon=True).start()
+
+    def offer(self, room: str, pieces: Sequence[Piece]) -> None:
+        """The prompt of `room` is in these slots, which stay as they are until `taken` says so."""
+        with self._changed:
+            self._parcels[room] = _Parcel(tuple(pieces), time.monotonic() + self._seconds)
+            self._changed.notify_all()
+
+    def refuse(self, room: str, why: str) -> None:
+        """There will be no such prompt."""
+        with self._changed:
+            self._refused[room] = why, time.monotonic() + self._seconds
+            self._changed.notify_all()
+
+    def taken(self) -> list[tuple[str, bool]]:
+        """(room, was read) of parcels that need not be held any longer."""
+        now = time.monotonic()
+        with self._changed:
+            over = [
+                (room, one.read)
+                for room, one in self._parcels.items()
+                if one.read or (not one.readers and now > one.until)
+            ]
+            for room, _ in over:
+                del self._parcels[room]
+            self._refused = {r: one for r, one in self._refused.items() if now < one[1]}
+        return over
+
+    def close(self) -> None:
+        self._closed = True
+        self._listener.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            line = Line(sock, time.monotonic() + self._seconds)
+            threading.Thread(target=self._attend, args=(line,), name="reader", daemon=True).start()
+
+    def _attend(self, line: Line) -> None:
+        try:
+            self._hand_over(line)
+        except WireError:
+            pass  # the reader knows better, or nobody is there to be told
+        finally:
+            line.close()
+            self._awake()
+
+    def _hand_over(self, line: Line) -> None:
+        asked = line.hear()
+        room, first, mine = asked.get("room"), asked.get("first"), asked.get("layout")
+        if not isinstance(room, str) or not isinstance(first, int) or first < 0:
+            raise WireError("a reader that asks for no room")
+        if mine != self._layout or asked.get("wire") != self._wire.name:
+            kind = "wire" if mine == self._layout else "layout"
+            line.say({"refused": f"the engines differ in {kind}"})
+            return
+        found = self._await(line, room)
+        if isinstance(found, str):
+            line.say({"refused": found})
+            return
+        try:
+            pieces = found.pieces[first:]
+            line.say({"pieces": [asdict(one) for one in pieces], "card": self._wire.card()})
+            self._wire.serve(line, [one.slot for one in pieces], room)
+            found.read = True
+            line.gone(LINGER)
+        finally:
+            with self._changed:
+                found.readers -= 1
+
+    def _await(self, line: Line, room: str) -> _Parcel | str:
+        """What is in the room, once something is; or why there will be nothing."""
+        with self._changed:
+            while True:
+                if room in self._parcels:
+                    self._parcels[room].readers += 1
+                    return self._parcels[room]
+                if room in self._refused:
+                    return self._refused[room][0]
+                left = line.until - time.monotonic()
+                if left <= 0:
+                    return "no such prompt was computed in time"
+                self._changed.wait(left)
