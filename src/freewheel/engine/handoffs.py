@@ -50,6 +50,14 @@ class _Promise:
     until: float | None = None
 
 
+@dataclass(frozen=True)
+class _Offer:
+    """Blocks that are held for whoever comes before `until`."""
+
+    held: list[Kept]
+    until: float
+
+
 @dataclass(eq=False)
 class _Awaited:
     """A request that is queued once its pages came. `first`: of its blocks that are fetched."""
@@ -73,7 +81,7 @@ class Handoffs:
         self.load = HandoffLoad()
         self._awake = threading.Event()
         self._promised: list[_Promise] = []
-        self._held: dict[str, list[Kept]] = {}
+        self._offers: dict[str, _Offer] = {}  # the oldest first
         self._awaited: list[_Awaited] = []
         self._at = self._parcels()
         wire = open_wire(config.kv_wire, self._mover)
@@ -86,7 +94,10 @@ class Handoffs:
     @property
     def busy(self) -> bool:
         """Something is to be looked after."""
-        return bool(self._promised or self._awaited or (self._held and self._awake.is_set()))
+        if self._promised or self._awaited:
+            return True
+        oldest = next(iter(self._offers.values()), None)
+        return oldest is not None and (self._awake.is_set() or time.monotonic() > oldest.until)
 
     @property
     def computes(self) -> bool:
@@ -112,12 +123,14 @@ class Handoffs:
     def fetch(self, handoff: Handoff, request: Request, enter: Callable[[], None]) -> None:
         """Call `enter`, which queues the request, once its pages are here, or never will be."""
         self._follow()
-        first = self._at.first(request)
-        if first is None or self._fetcher is None:
-            enter()
-            return
+        assert self._fetcher is not None
+        first, most = self._at.wanted(request)
         fetch = self._fetcher.begin(handoff, first)
-        self._awaited.append(_Awaited(request, enter, first, fetch))
+        if first < most:
+            self._awaited.append(_Awaited(request, enter, first, fetch))
+            return
+        fetch.take(())  # the other engine is to know that nobody will come
+        enter()
 
     def leave(self, request: Request) -> None:
         """It is not to be queued any more: what comes for it is kept for others."""
@@ -133,7 +146,8 @@ class Handoffs:
         for room, read in [] if self._post is None else self._post.taken():
             self.load.read += read
             self.load.dropped += not read
-            self._at.release(self._held.pop(room, []))
+            if room in self._offers:
+                self._at.release(self._offers.pop(room).held)
         self._awaited = [one for one in self._awaited if not self._entered(one)]
 
     def wait(self) -> None:
@@ -148,7 +162,7 @@ class Handoffs:
             for one in self._promised:
                 self._refuse(one, "its engine began anew")
             self._promised, self._awaited = [], []
-            self._held.clear()
+            self._offers.clear()
 
     def _parcels(self) -> Parcels:
         (copy,) = self._copies()
@@ -170,9 +184,9 @@ class Handoffs:
         held = parcels.pack(one.request, late=now > one.until)
         if held is None:
             return False
-        if one.room in self._held:
-            parcels.release(self._held.pop(one.room))
-        self._held[one.room] = held
+        if one.room in self._offers:
+            parcels.release(self._offers.pop(one.room).held)
+        self._offers[one.room] = _Offer(held, now + self._settings.seconds)
         where = [self._mover.address(kept.slot) for kept in held]
         self._post.offer(one.room, parcels.pieces(one.request, held, where))
         self.load.offered += 1

@@ -68,11 +68,10 @@ class Parcels:
             kept.readers -= 1
             self._moves.tier.settled(kept)
 
-    def first(self, request: Request) -> int | None:
-        """The first of the prompt's blocks that is to be fetched; None: there is none."""
-        have = self._moves.reach(request)
+    def wanted(self, request: Request) -> tuple[int, int]:
+        """The first of the prompt's blocks that is to be fetched, and that behind the last."""
         most = min(len(self._prompt_keys(request)), request.reusable // self._prefix.block_size)
-        return have if have < most else None
+        return min(self._moves.reach(request), most), most
 
     def expect(self, request: Request, first: int, pieces: Sequence[Piece]) -> list[Arriving]:
         """Room for the prompt's blocks from the `first` on, which are to arrive as `pieces`.

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prompt computed by one engine is answered by another as if it had computed it itself."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+from freewheel import LLM, SamplingParams
+from freewheel.engine import TokenEngine
+from freewheel.errors import ConfigError, RequestError
+from freewheel.spec import Handoff
+
+SMALL: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float64",
+    "context_len": 1024,
+    "chunk": 128,
+    "max_batch": 2,
+    "graph": "eager",
+}
+ROLE: dict[str, Any] = SMALL | {"host_cache_gb": 0.2, "kv_seconds": 20.0}
+LENGTHS = {"demo": (60, 200, 257, 330), "demo-v4": (300, 515)}
+"""The shortest prompt of the demo has no whole block; one of 257 tokens ends behind a block's
+last token."""
+
+
+def prompts(model: str) -> list[list[int]]:
+    return [[(7 * n * k + n * n + k) % 1000 for n in range(k)] for k in LENGTHS[model]]
+
+
+def params(at: int) -> SamplingParams:
+    return SamplingParams(temperature=0.8 * (at % 2), seed=at, max_tokens=8)
+
+
+@cache
+def expected(model: str, speculate: int = 3) -> list[tuple[int, ...]]:
+    asked = prompts(model)
+    llm = LLM(model, **SMALL, speculate=speculate, prefix_cache=False)
+    return [o.token_ids for o in llm.generate(asked, [params(n) for n in range(len(asked))])]
+
+
+class Answers:
+    """What an engine has said so far."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, tuple[int, ...]] = {}
+        self.cached: dict[str, int] = {}
+        self.ended: dict[str, str] = {}
+
+    def step(self, engine: TokenEngine) -> None:
+        for step in engine.step() if engine.busy else ():
+            self.tokens[step.id] = self.tokens.get(step.id, ()) + step.tokens
+            if step.cached_tokens is not None:
+                self.cached[step.id] = step.cached_tokens
+            if step.finish is not None:
+                self.ended[step.id] = step.finish
+
+
+def drive(engines: list[TokenEngine], done: Callable[[], bool], answers: Answers) -> None:
+    """Step all in turn; `answers` are the last one's."""
+    until = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < until
+        for engine in engines[:-1]:
+            Answers().step(engine)
+        answers.step(engines[-1])
+
+
+def pair(model: str, wire: str, **more: Any) -> tuple[TokenEngine, TokenEngine]:
+    own = ROLE | {"kv_wire": wire} | more
+    first = TokenEngine(LLM(model, **own, role="prefill", kv_port=0))
+    return first, TokenEngine(LLM(model, **own, role="decode"))
+
+
+@pytest.mark.parametrize(
+    ("model", "wire", "speculate"),
+    [("demo", "tcp", 3), ("demo", "nixl", 0), ("demo-v4", "nixl", 3), ("demo-v4", "tcp", 0)],
+)
+def test_an_answer_does_not_show_who_computed_the_prompt(
+    model: str, wire: str, speculate: int
+) -> None:
+    """Cached rows of all groups and of the drafter; the second time nothing is left to fetch."""
+    if wire == "nixl":
+        pytest.importorskip("nixl_cu12")
+    first, second = pair(model, wire, speculate=speculate)
+    source = ("127.0.0.1", first.kv_port)
+    wanted, answers = expected(model, speculate), Answers()
+    for turn in ("a", "b"):
+        for at, prompt in enumerate(prompts(model)):
+            room = f"{turn}{at}"
+            # Either engine may be the first to hear of the prompt.
+            second.submit(room, prompt, params(at), handoff=Handoff(room, source))
+            first.submit(room, prompt, params(at), handoff=Handoff(room))
+    size = 64 if model == "demo" else 256
+    drive([first, second], lambda: len(answers.ended) == 2 * len(wanted), answers)
+    for at, tokens in enumerate(wanted):
+        assert answers.tokens[f"a{at}"] == answers.tokens[f"b{at}"] == tokens
+        assert answers.cached[f"a{at}"] == (LENGTHS[model][at] - 1) // size * size
+    load = second.load()
+    assert load.handoffs is not None and load.tiers is not None
+    assert load.handoffs.failed == 0 and load.handoffs.blocks > 0
+    assert load.tiers.fetched >= load.handoffs.blocks - load.tiers.slots
+    assert load.tiers.damaged == 0
+    for copy in second._session.scheduler.copies:
+        copy.roster.reservations.check()
+    handoffs = first._handoffs
+    assert handoffs is not None
+    drive([first], lambda: not handoffs._offers, Answers())
+    for copy in first._session.scheduler.copies:
+        copy.roster.reservations.check()
+
+
+def test_a_prompt_that_nobody_has_is_computed() -> None:
+    """Nobody listens there; somebody does, and says nothing; or has another prompt in the room."""
+    silent = socket.create_server(("127.0.0.1", 0))
+    first, second = pair("demo", "tcp", kv_seconds=1.0)
+    asked, wanted, answers = prompts("demo")[1], expected("demo")[1], Answers()
+    free = socket.create_server(("127.0.0.1", 0))
+    nobody = free.getsockname()[1]
+    free.close()
+    first.submit("other", asked[::-1], params(1), handoff=Handoff("other"))
+    drive([first], lambda: first.load().handoffs.offered == 1, Answers())  # pyright: ignore[reportOptionalMemberAccess]
+    ports = {"nobody": nobody, "silent": silent.getsockname()[1], "other": first.kv_port}
+    for room, port in ports.items():
+        second.submit(room, asked, params(1), handoff=Handoff(room, ("127.0.0.1", port)))
+    drive([first, second], lambda: len(answers.ended) == 3, answers)
+    assert all(answers.tokens[room] == wanted for room in ports)
+    load = second.load().handoffs
+    assert load is not None and load.blocks == 0 and load.failed == 2
+    silent.close()
+
+
+def test_others_go_on_while_a_request_waits_for_its_prompt() -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    _, second = pair("demo", "tcp", kv_seconds=3600.0)
+    asked, answers = prompts("demo")[1], Answers()
+    source = ("127.0.0.1", silent.getsockname()[1])
+    second.submit("waits", asked, params(1), handoff=Handoff("waits", source))
+    second.submit("goes on", asked, params(1))
+    drive([second], lambda: "goes on" in answers.ended, answers)
+    assert answers.tokens["goes on"] == expected("demo")[1] and "waits" not in answers.tokens
+    second.abort("waits")
+    silent.close()  # and its backlog with it: the fetch fails, and nobody is there to be told
+    drive([second], lambda: not second.busy, answers)
+    assert "waits" not in answers.ended
+
+
+def test_bytes_that_changed_on_their_way_are_not_believed() -> None:
+    """A proxy between the engines flips a bit of every slot: all is computed."""
+    first, second = pair("demo", "tcp")
+    proxy = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=spoil, args=(proxy, first.kv_port), daemon=True).start()
+    asked, answers = prompts("demo")[1], Answers()
+    first.submit("room", asked, params(1), handoff=Handoff("room"))
+    there = Handoff("room", ("127.0.0.1", proxy.getsockname()[1]))
+    second.submit("room", asked, params(1), handoff=there)
+    drive([first, second], lambda: "room" in answers.ended, answers)
+    assert answers.tokens["room"] == expected("demo")[1]
+    load = second.load()
+    assert load.handoffs is not None and load.tiers is not None
+    assert load.handoffs.blocks == 3 and load.tiers.damaged > 0
+    assert answers.cached["room"] == 0
+    proxy.close()
+
+
+def spoil(proxy: socket.socket, port: int) -> None:
+    """Pass on what is said on one connection; of long stretches, a bit of each 4096 bytes."""
+    one, _ = proxy.accept()
+    other = socket.create_connection(("127.0.0.1", port))
+
+    def carry(source: socket.socket, to: socket.socket, spoils: bool) -> None:
+        while raw := bytearray(source.recv(1 << 16)):
+            for at in range(2048, len(raw), 4096) if spoils else ():
+                raw[at] ^= 1
+            to.sendall(raw)
+
+    threading.Thread(target=carry, args=(one, other, False), daemon=True).start()
+    carry(other, one, True)
+
+
+def test_an_engine_says_what_it_cannot_do() -> None:
+    plain = TokenEngine(LLM("demo", **SMALL))
+    with pytest.raises(RequestError, match="no role: start it with --role"):
+        plain.submit("a", [5, 6], params(0), handoff=Handoff("a"))
+    second = TokenEngine(LLM("demo", **ROLE, role="decode"))
+    with pytest.raises(RequestError, match="must be told whom to ask"):
+        second.submit("a", [5, 6], params(0), handoff=Handoff("a"))
+    with pytest.raises(RequestError, match=r"10\.0\.0\.1' is no peer.*--kv-peer"):
+        second.submit("a", [5, 6], params(0), handoff=Handoff("a", ("10.0.0.1", 1)))
+    assert not second.busy
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"role": "both"}, "role: must be one of prefill, decode"),
+        ({"role": "prefill", "prefix_cache": False}, "role: .* turn prefix_cache on"),
+        ({"role": "decode", "tp": 2}, "role: works on one device yet"),
+        ({"kv_port": 9}, "are for engines with a role"),
+        ({"role": "prefill", "kv_port": 70000}, "kv_port: must be between"),
+        ({"role": "prefill", "kv_wire": "pigeon"}, "kv_wire: must be one of auto, nixl, tcp"),
+        ({"role": "prefill", "kv_seconds": 0}, "kv_seconds: must be between"),
+        ({"role": "prefill", "kv_peers": "host"}, "kv_peers: must be a tuple"),
+    ],
+)
+def test_options_that_contradict_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM("demo", device="cpu", **options)
+
+
+def test_two_prefill_engines_cannot_listen_at_one_place() -> None:
+    first = TokenEngine(LLM("demo", **ROLE, role="prefill", kv_port=0))
+    with pytest.raises(ConfigError, match=r"kv_port: cannot listen on .*--kv-port"):
+        TokenEngine(LLM("demo", **ROLE, role="prefill", kv_port=first.kv_port))
