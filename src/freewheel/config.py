@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from freewheel.errors import CheckpointError, ConfigError
-from freewheel.spec.handoff import ROLES, WireSettings
+from freewheel.spec.handoff import KV_PORT, WireSettings, check_role
 from freewheel.spec.mesh import Mesh
 from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder
 from freewheel.spec.violation import Watch
@@ -37,9 +37,6 @@ AUTO_DEPTHS = (0, 1, 2, 3, 5)
 """What `speculate="auto"` chooses among. Each costs a graph for each batch."""
 AUTO_START = 3
 MAX_RANKS = 1024
-KV_PORT = 8998
-"""Where routers that know no other ask for computed prompts."""
-
 ROLE_CACHE_GB = 1.0
 """Host memory of an engine with a role, unless it was told how much."""
 
@@ -96,12 +93,8 @@ class EngineConfig:
     request ends with an error. `perturb`: damage something on purpose in every so many rounds, as
     `perturb_seed` says.
     `role`: prefill computes prompts for other engines, decode fetches what these have computed,
-    where a request says so; None does neither. Pages travel from host memory to host memory, of
-    which a role takes ROLE_CACHE_GB unless `host_cache_gb` says otherwise. `kv_host` and `kv_port`:
-    where a prefill engine is asked for them (port 0 takes a free one). `kv_wire`: nixl, tcp, or
-    auto: NIXL where it is installed. `kv_peers`: hosts besides this machine's own address from
-    which a decode engine may fetch. `kv_seconds`: how long a prompt is waited for before it is
-    computed after all, and how long a computed one is held for whoever asks.
+    where a request says so. Pages travel from host memory to host memory, of which a role takes
+    ROLE_CACHE_GB unless `host_cache_gb` says otherwise. `kv_*`: see WireSettings.
     """
 
     model: str
@@ -214,25 +207,11 @@ class EngineConfig:
         return Watch(pages, self.perturb, self.perturb_seed)
 
     def _check_role(self) -> None:
-        wire = self.wire
-        if self.role is None:
-            if wire != WireSettings("127.0.0.1", KV_PORT, "auto", (), 30.0):
-                raise ConfigError(
-                    "kv_host, kv_port, kv_wire, kv_peers, kv_seconds: are for engines with a role; "
-                    "give role as well"
-                )
-            return
-        _check_choice("role", self.role, ROLES)
-        if not self.prefix_cache:
-            raise ConfigError("role: pages that are handed over are prefixes; turn prefix_cache on")
-        if self.tp * self.dp > 1:
-            raise ConfigError("role: works on one device yet; use tp=1, dp=1")
+        check_role(self.role, self.wire, self.prefix_cache, self.tp * self.dp)
 
     @property
     def wire(self) -> WireSettings:
         """How this engine reaches others. Raises ConfigError."""
-        if not isinstance(self.kv_peers, tuple):
-            raise ConfigError(f"kv_peers: must be a tuple of hosts, got {self.kv_peers!r}")
         own = (self.kv_host, self.kv_port, self.kv_wire, self.kv_peers, self.kv_seconds)
         return WireSettings(*own)
 

@@ -74,7 +74,7 @@ def drive(engines: list[TokenEngine], done: Callable[[], bool], answers: Answers
 
 
 def pair(model: str, wire: str, **more: Any) -> tuple[TokenEngine, TokenEngine]:
-    own = ROLE | {"kv_wire": wire} | more
+    own: dict[str, Any] = ROLE | {"kv_wire": wire} | more
     first = TokenEngine(LLM(model, **own, role="prefill", kv_port=0))
     return first, TokenEngine(LLM(model, **own, role="decode"))
 

@@ -7,11 +7,11 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from freewheel.config import KV_PORT
 from freewheel.server.failures import ApiError
 from freewheel.server.schema import Choices, KvTransfer
 from freewheel.server.serving import Serving
 from freewheel.spec import Handoff
+from freewheel.spec.handoff import KV_PORT
 
 
 @dataclass(frozen=True)

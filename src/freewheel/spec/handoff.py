@@ -12,6 +12,13 @@ ROLES = ("prefill", "decode")
 fetch what another has computed."""
 
 
+KV_PORT = 8998
+"""Where routers that know no other ask for computed prompts."""
+
+WIRES = ("auto", "nixl", "tcp")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
 @dataclass(frozen=True)
 class Handoff:
     """`room`: the name under which a prompt's pages change hands; whoever knows it may have them.
@@ -41,17 +48,19 @@ class Piece:
 
 @dataclass(frozen=True)
 class WireSettings:
-    """How engines reach one another: where this one listens, by what the pages go (auto, nixl or
-    tcp), whom it fetches from besides this machine, and how long a request waits for its pages.
+    """How engines reach one another. Raises ConfigError.
 
-    Raises ConfigError.
+    `host` and `port`: where a prefill engine is asked for prompts (port 0 takes a free one).
+    `wire`: by what pages go: nixl, tcp, or auto: NIXL where it is installed. `peers`: hosts besides
+    this machine's own address from which a decode engine may fetch. `seconds`: how long a prompt is
+    waited for before it is computed after all, and how long a computed one is held.
     """
 
-    host: str
-    port: int
-    wire: str
-    peers: tuple[str, ...]
-    seconds: float
+    host: str = "127.0.0.1"
+    port: int = KV_PORT
+    wire: str = "auto"
+    peers: tuple[str, ...] = ()
+    seconds: float = 30.0
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -60,6 +69,8 @@ class WireSettings:
             raise ConfigError(f"kv_port: must be between 0 and 65535, got {self.port!r}")
         if self.wire not in WIRES:
             raise ConfigError(f"kv_wire: must be one of {', '.join(WIRES)}; got {self.wire!r}")
+        if type(self.peers) is not tuple:
+            raise ConfigError(f"kv_peers: must be a tuple of hosts, got {self.peers!r}")
         if isinstance(self.seconds, bool) or not 0.1 <= self.seconds <= 3600:
             raise ConfigError(f"kv_seconds: must be between 0.1 and 3600, got {self.seconds!r}")
 
@@ -68,5 +79,19 @@ class WireSettings:
         return host in (*LOOPBACK, *self.peers)
 
 
-WIRES = ("auto", "nixl", "tcp")
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+def check_role(role: str | None, wire: WireSettings, prefix_cache: bool, ranks: int) -> None:
+    """Raise ConfigError for a role that there is not, or that an engine of such options cannot
+    have, and for a wire without a role."""
+    if role is None:
+        if wire != WireSettings():
+            raise ConfigError(
+                "kv_host, kv_port, kv_wire, kv_peers, kv_seconds: are for engines with a role; "
+                "give role as well"
+            )
+        return
+    if role not in ROLES:
+        raise ConfigError(f"role: must be one of {', '.join(ROLES)}; got {role!r}")
+    if not prefix_cache:
+        raise ConfigError("role: pages that are handed over are prefixes; turn prefix_cache on")
+    if ranks > 1:
+        raise ConfigError("role: works on one device yet; use tp=1, dp=1")
