@@ -98,17 +98,21 @@ def serve(
         "canary": o.canary(canary),
         "kv_peers": tuple(kv_peers or ()),
     }
+    _serve(given)
+
+
+def _serve(given: dict[str, Any]) -> None:
+    """With all that `serve` was given, by name. Raises what it raises."""
     engine = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
-    config = EngineConfig(**engine, prefill_batch=min(2, max_batch))
+    config = EngineConfig(**engine, prefill_batch=min(2, given["max_batch"]))
     check_libraries(LIBRARIES, "serve", "server")
-    if otlp_endpoint is not None:
+    if given["otlp_endpoint"] is not None:
         check_libraries(frozenset({"opentelemetry.sdk"}), "--otlp-endpoint", "otel")
     kept = {one.name for one in fields(settings.ServerSettings)}
     server = {name: value for name, value in given.items() if name in kept}
-    wanted = settings.ServerSettings(
-        **server, model_name=served_name or Path(model).name, api_keys=read_keys(api_key_file)
-    )
-    running.serve(config, wanted)
+    name = given["served_name"] or Path(config.model).name
+    keys = read_keys(given["api_key_file"])
+    running.serve(config, settings.ServerSettings(**server, model_name=name, api_keys=keys))
 
 
 def check_libraries(names: frozenset[str], command: str, extra: str) -> None:
