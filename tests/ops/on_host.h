@@ -58,6 +58,7 @@ struct Fibre {
 struct Blocks {
   std::vector<Fibre> fibres;
   std::vector<Barrier> inner;  // of a block
+  std::vector<Barrier> firsts;  // of the first threads of one
   std::vector<Vote> votes;     // of a warp
   std::vector<Gathered> rows;  // of four warps
   Barrier all;
@@ -219,7 +220,6 @@ inline void let_next() {}
 inline uint4 read_once(const void* from) { return *(const uint4*)from; }
 inline int read_fresh(const int* from) { return *from; }
 inline int ones_in(unsigned bits) { return std::popcount(bits); }
-inline unsigned apart(unsigned value) { return value; }
 inline unsigned bytes_of(unsigned low, unsigned high, unsigned which) {
   unsigned long long both = low | (unsigned long long)high << 32;
   unsigned found = 0;
@@ -232,6 +232,23 @@ inline unsigned nearest_half(float x) {
 }
 inline unsigned rounded_pair(float low, float high) {
   return nearest_half(low) | nearest_half(high) << 16;
+}
+struct Eight { float of[8]; };
+inline Eight widened(uint4 pairs) {
+  unsigned of[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+  Eight wide;
+  for (int i = 0; i < 8; i++) wide.of[i] = value_of(i % 2 ? of[i / 2] & 0xffff0000u : of[i / 2] << 16);
+  return wide;
+}
+inline uint4 narrowed(const Eight& wide) {
+  return make_uint4(rounded_pair(wide.of[0], wide.of[1]), rounded_pair(wide.of[2], wide.of[3]),
+                    rounded_pair(wide.of[4], wide.of[5]), rounded_pair(wide.of[6], wide.of[7]));
+}
+inline float inverse_of(float x) { return 1 / x; }
+inline void first_sync(int count) {
+  Barrier& barrier = now->firsts[block() - now->first];
+  barrier.members = count;
+  meet(barrier);
 }
 inline unsigned times(unsigned pair, unsigned other) {
   float low = value_of(pair << 16) * value_of(other << 16);
@@ -272,6 +289,7 @@ inline void run_blocks(int blocks, int cluster, int threads, int bytes, std::fun
   }
   for (own.first = 0; own.first < blocks; own.first += cluster) {
     own.inner.assign(cluster, {threads});
+    own.firsts.assign(cluster, {});
     own.votes.assign(cluster * threads / 32, {{32}, {}});
     own.rows.assign(cluster * ((threads + 127) / 128), {{128}, {}});
     own.all = {cluster * threads};

@@ -154,3 +154,15 @@ def test_every_number_of_queries_has_a_plan_that_fits() -> None:
                 assert plan.shared <= native.SHARED
                 assert queries % plan.joined == 0
                 assert plan.joined * plan.buffers * heads <= 128
+
+
+def test_v4_layers_are_entered_in_cuda_c_whatever_their_norm_s_weight() -> None:
+    """A model's norms have float32 weights."""
+    threads: Any = importlib.import_module("freewheel.ops.cuda.hyper").threads_for
+    for dtype in (torch.bfloat16, torch.float32):
+        found = [
+            threads(torch.empty(1, 4, d).bfloat16(), torch.empty(d).to(dtype)) for d in (4096, 7168)
+        ]
+        assert found == [256, 224]
+    assert threads(torch.empty(1, 4, 4096), torch.empty(4096)) is None
+    assert threads(torch.empty(1, 2, 4096).bfloat16(), torch.empty(4096)) is None

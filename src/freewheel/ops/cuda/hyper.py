@@ -3,7 +3,8 @@
 
 The first takes a slice of all streams' elements a program, so that many programs read the weights
 at once; the second adds the slices up in ascending order, and one of its programs balances a
-token's whole mix. Slices are `SLICE` elements: a sum's order depends on the model alone.
+token's whole mix. Slices are `SLICE` elements: a sum's order depends on the model alone. Where it
+can be, the second is in CUDA C++ (`sources/enter_layer.cu`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.dense import warps_for
+from freewheel.ops.cuda.native import Kernel, lacking
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 SLICE = 128
@@ -291,6 +293,22 @@ def hyper_enter(
     return launch_enter(streams, _slices(streams, weight) if streams.numel() else None, mixing)
 
 
+KERNEL = Kernel("enter_layer", "pppppppppfff")
+
+STREAMS, VECTOR, MOST_THREADS = 4, 8, 256
+"""Of a block of `KERNEL`: streams, elements that a thread reads at once, threads that collapse."""
+
+
+def threads_for(streams: Tensor, layer_weight: Tensor) -> int | None:
+    """Threads of `KERNEL` that collapse streams [..., N, D]; None if it does not take them."""
+    (count, dim), weights = streams.shape[-2:], (torch.bfloat16, torch.float32)
+    vectors, rest = divmod(dim, VECTOR)
+    if rest or count != STREAMS or streams.dtype != weights[0] or layer_weight.dtype not in weights:
+        return None
+    found = [n for n in range(32, MOST_THREADS + 1, 32) if vectors % n == 0 and vectors <= 4 * n]
+    return max(found, default=None)
+
+
 class Mixing(NamedTuple):
     """How a layer is entered once the logits of its mix are there: arguments of `hyper_enter`."""
 
@@ -311,7 +329,17 @@ def launch_enter(
     x = streams.new_empty((*lead, dim))
     post = own.base.new_empty((*lead, count))
     mix = own.base.new_empty((*lead, count, count))
-    if sliced is not None:
+    threads = threads_for(streams, own.layer_weight)
+    if sliced is not None and threads is not None and lacking() is None:
+        products, squares = sliced
+        KERNEL.launch(
+            squares.shape[0], threads + 32, 4 * (threads + 32 + threads // 32),
+            streams, products, squares, own.base, own.scale, own.layer_weight, x, post, mix,
+            own.norm_eps, own.eps, own.layer_eps, DIM=dim, PARTS=squares.shape[1], THREADS=threads,
+            ITERATIONS=own.iterations,
+            WIDE=int(own.layer_weight.dtype == torch.float32),
+        )  # fmt: skip
+    elif sliced is not None:
         products, squares = sliced
         parts, block = squares.shape[1], triton.next_power_of_2(dim)
         _enter[(squares.shape[0], 2)](

@@ -17,17 +17,6 @@
 #define TILE 16
 #define PARTS (DIM / SLICE)
 
-struct Eight { float of[8]; };
-
-__device__ inline Eight widened(uint4 pairs) {
-  unsigned of[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-  Eight wide;
-#pragma unroll
-  for (int i = 0; i < 8; i++)
-    wide.of[i] = value_of(i % 2 ? of[i / 2] & 0xffff0000u : of[i / 2] << 16);
-  return wide;
-}
-
 __device__ inline float upper_half(float x) { return value_of(bits_of(x) & 0xffff0000u); }
 
 // The upper halves of two floats.
@@ -105,19 +94,14 @@ __device__ inline void close_token(const Token& own, uint4 (&next)[STREAMS], flo
   for (int j = 0; j < STREAMS; j++) old[j] = widened(own.streams[j]);
 #pragma unroll
   for (int k = 0; k < STREAMS; k++) {
-    unsigned pairs[4];
+    Eight total;
 #pragma unroll
-    for (int i = 0; i < 8; i += 2) {
-      float total[2];
+    for (int i = 0; i < 8; i++) {
+      total.of[i] = nth_of(own.post, k) * added.of[i];
 #pragma unroll
-      for (int e = 0; e < 2; e++) {
-        total[e] = nth_of(own.post, k) * added.of[i + e];
-#pragma unroll
-        for (int j = 0; j < STREAMS; j++) total[e] += nth_of(own.mix[j], k) * old[j].of[i + e];
-      }
-      pairs[i / 2] = rounded_pair(total[0], total[1]);
+      for (int j = 0; j < STREAMS; j++) total.of[i] += nth_of(own.mix[j], k) * old[j].of[i];
     }
-    next[k] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    next[k] = narrowed(total);
     Eight rounded = widened(next[k]);
 #pragma unroll
     for (int i = 0; i < 8; i++) square += rounded.of[i] * rounded.of[i];

@@ -23,12 +23,6 @@ __device__ inline unsigned bytes_of(unsigned low, unsigned high, unsigned which)
   return __byte_perm(low, high, which);
 }
 
-// A value that is not made anew from what it was made of.
-__device__ inline unsigned apart(unsigned value) {
-  asm("" : "+r"(value));
-  return value;
-}
-
 // Both numbers of a pair times those of another.
 __device__ inline unsigned times(unsigned pair, unsigned other) {
   unsigned product;
@@ -41,6 +35,33 @@ __device__ inline unsigned rounded_pair(float low, float high) {
   unsigned pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
+}
+
+// Eight bfloat16 as floats, and the nearest ones of floats.
+struct Eight { float of[8]; };
+__device__ inline Eight widened(uint4 pairs) {
+  unsigned of[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+  Eight wide;
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+    wide.of[i] = __uint_as_float(i % 2 ? of[i / 2] & 0xffff0000u : of[i / 2] << 16);
+  return wide;
+}
+__device__ inline uint4 narrowed(const Eight& wide) {
+  return make_uint4(rounded_pair(wide.of[0], wide.of[1]), rounded_pair(wide.of[2], wide.of[3]),
+                    rounded_pair(wide.of[4], wide.of[5]), rounded_pair(wide.of[6], wide.of[7]));
+}
+
+// 1 / x, to the last bit but one.
+__device__ inline float inverse_of(float x) {
+  float found;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(found) : "f"(x));
+  return found;
+}
+
+// The block's first `count` threads wait for one another: a multiple of 32.
+__device__ inline void first_sync(int count) {
+  asm volatile("bar.sync 1, %0;" ::"r"(count) : "memory");
 }
 
 // Sums [16, 8] += left [16, 16] times right [16, 8], of pairs.
