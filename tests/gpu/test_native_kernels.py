@@ -131,8 +131,9 @@ def test_mxfp4_experts_stay_within_their_error(
     assert torch.equal(IMPLEMENTATIONS["mxfp4_experts", "cuda"](*args), found)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("tokens", [1, 9, 32, 130, 1000])
-def test_a_layer_on_streams_is_left_and_the_next_entered(tokens: int) -> None:
+def test_a_layer_on_streams_is_left_and_the_next_entered(tokens: int, dtype: torch.dtype) -> None:
     torch.manual_seed(tokens)
     left = (
         torch.randn(1, tokens, 4096).bfloat16(),
@@ -141,7 +142,7 @@ def test_a_layer_on_streams_is_left_and_the_next_entered(tokens: int) -> None:
         torch.rand(1, tokens, 4, 4) / 4,
     )
     own = (torch.randn(24, 4 * 4096) / 128, torch.randn(24), torch.ones(3), 1e-6, 1e-6, 20)
-    norm = (torch.rand(4096).bfloat16(), 1e-6)
+    norm = (torch.rand(4096).to(dtype), 1e-6)
     args: list[Any] = [a.cuda() if isinstance(a, Tensor) else a for a in (*left, *own, *norm)]
     streams, x, post, mix = IMPLEMENTATIONS["hyper_cross", "cuda"](*args)
     closed = SPECIFICATIONS["hyper_close"](*(a.double() for a in args[:4]))

@@ -51,7 +51,7 @@ def expert_arguments(
 
 
 def shared_blocks(seed: int, inner: int, hidden: int) -> tuple[Tensor, ...]:
-    """The last four arguments of `block_experts`."""
+    """The last four arguments of both."""
     gate_up = joined_blocks(seed, 1, inner, hidden)
     return *(part[0] for part in gate_up), *block_scaled(seed + 2, hidden, inner)
 
@@ -64,7 +64,7 @@ def _linear(name: str, of: Sizes) -> tuple[Any, ...]:
 def _experts(name: str, of: Sizes) -> tuple[Any, ...]:
     limit = 0.5 if of.seed % 2 else None
     args = expert_arguments(name, of, experts=6, inner=32, hidden=64, top_k=2, limit=limit)
-    if name == "block_experts" and of.seed % 4 < 2:
+    if of.seed % 4 < 2:
         return *args, *shared_blocks(of.seed, 32 * (1 + of.seed % 4), 64)
     return args
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from freewheel.ops import SPECIFICATIONS
 from tests.ops.cases import Sizes
-from tests.ops.quantised_cases import expert_arguments
+from tests.ops.quantised_cases import expert_arguments, shared_blocks
 from tests.ops.test_cuda_sources import COMPILER, Call, built, places
 
 pytest.importorskip("triton")
@@ -23,31 +23,38 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
 ENTRY = """
 extern "C" void run(const void* x, const unsigned char* codes, const unsigned char* scales,
+                    const unsigned char* shared_codes, const float* shared_scales,
                     const int* experts, const int* lanes, const float* shares, void* out,
                     int blocks, int bytes, float limit, int count) {
   run_blocks(blocks, 1, THREADS, bytes, [=] {
-    packed_experts((const unsigned short*)x, codes, scales, experts, lanes, shares, out, limit,
-                   count);
+    packed_experts((const unsigned short*)x, codes, scales, shared_codes, shared_scales, experts,
+                   lanes, shares, out, limit, count);
   });
 }
 """
 HIDDEN, WIDTH, EXPERTS, TOP_K = 1024, 128, 3, 2
 
 
+TILES = {
+    True: (module.Tile(2, 1, 2, 2, 12), module.Tile(4, 1, 1, 4, 16)),
+    False: (module.Tile(4, 2, 4, 4, 4), module.Tile(2, 2, 1, 2, 16)),
+}
+"""Of both projections, by whether tokens are few."""
+
+
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, int, int], Call]:
-    """By (few, columns, down): the kernel for HIDDEN and WIDTH."""
+def source(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[bool, int], Call]:
+    """By (few, down): the kernel for HIDDEN and WIDTH."""
     return {
-        (few, columns, down): compiled(tmp_path_factory.mktemp("built"), few, columns, down)
-        for few, columns in ((True, 1), (False, 2))
+        (few, down): compiled(tmp_path_factory.mktemp("built"), few, down)
+        for few in (True, False)
         for down in (0, 1)
     }
 
 
-def compiled(folder: Path, few: bool, columns: int, down: int) -> Call:
-    tile = module.tiles_for(HIDDEN, WIDTH, columns, few)[down]
-    sizes = {"TOP_K": TOP_K, "HIDDEN": HIDDEN, "WIDTH": WIDTH, "FEW": int(few), "CHUNKS": 1}
-    constants = sizes | module.constants_of(tile) | {"DOWN": down, "CLAMP": 1 - down}
+def compiled(folder: Path, few: bool, down: int) -> Call:
+    sizes = {"TOP_K": TOP_K, "HIDDEN": HIDDEN, "WIDTH": WIDTH, "FEW": int(few), "EXTRA": 1}
+    constants = sizes | TILES[few][down].constants() | {"DOWN": down, "CLAMP": 1 - down}
     return built(folder, "packed_experts", ENTRY, constants)
 
 
@@ -62,45 +69,47 @@ def listed(ids: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     return torch.tensor([*experts, -1]).int(), torch.tensor(lanes + [-1] * tokens).int()
 
 
-def found(source: Any, args: tuple[Any, ...], few: bool, columns: int) -> Tensor:
+def found(source: Any, args: tuple[Any, ...], few: bool) -> Tensor:
     """What the kernel makes of the arguments of `mxfp4_experts`, whose limit is not None."""
-    x, gate_up, gate_up_scale, down, down_scale, ids, weights, limit = args
+    x, *own, ids, weights, limit, up_codes, up_scale, low_codes, low_scale = args
     x, ids, shares, pairs = x.flatten(0, -2), ids.reshape(-1, TOP_K), weights.float(), ids.numel()
-    where = (ids, ids) if few else listed(ids, 8 * columns)
-    tiles = pairs if few else len(where[0])
-    inner = torch.full((pairs, WIDTH), torch.nan, dtype=torch.bfloat16)
-    parts = torch.full((pairs, HIDDEN), torch.nan)
-    up, low = module.tiles_for(HIDDEN, WIDTH, columns, few)
+    up, low = TILES[few]
+    where = (ids, ids) if few else listed(ids, 8 * up.columns)
+    tiles = -(-len(x) // (8 * up.columns)) + (pairs if few else len(where[0]))
+    rows = pairs + len(x)
+    inner = torch.full((rows, WIDTH), torch.nan, dtype=torch.bfloat16)
+    parts = torch.full((rows, HIDDEN), torch.nan)
     first = tiles * WIDTH // (8 * up.tiles), up.shared
-    given = places(x, gate_up, gate_up_scale, *where, shares, inner)
-    source[few, columns, 0](*given, *first, ctypes.c_float(limit), pairs)
+    given = places(x, *own[:2], up_codes, up_scale, *where, shares, inner)
+    source[few, 0](*given, *first, ctypes.c_float(limit), pairs)
     second = tiles * HIDDEN // (16 * low.tiles), low.shared
-    given = places(inner, down, down_scale, *where, shares, parts)
-    source[few, columns, 1](*given, *second, ctypes.c_float(0), pairs)
-    return parts.view(-1, TOP_K, HIDDEN).sum(1)
+    given = places(inner, *own[2:], low_codes, low_scale, *where, shares, parts)
+    source[few, 1](*given, *second, ctypes.c_float(0), pairs)
+    return parts[:pairs].view(-1, TOP_K, HIDDEN).sum(1) + parts[pairs:]
 
 
 def arguments(tokens: int, seed: int = 1) -> list[Any]:
     of = Sizes(1, tokens, seed, torch.bfloat16)
-    return list(expert_arguments("mxfp4_experts", of, EXPERTS, WIDTH, HIDDEN, TOP_K, 0.4))
+    args = expert_arguments("mxfp4_experts", of, EXPERTS, WIDTH, HIDDEN, TOP_K, 0.4)
+    return [*args, *shared_blocks(7, WIDTH, HIDDEN)]
 
 
-def check(source: Any, args: tuple[Any, ...], few: bool, columns: int) -> None:
+def check(source: Any, args: tuple[Any, ...], few: bool) -> None:
     expected = SPECIFICATIONS["mxfp4_experts"](args[0].double(), *args[1:]).view(-1, HIDDEN)
-    off = (found(source, args, few, columns).double() - expected).norm()
+    off = (found(source, args, few).double() - expected).norm()
     assert off <= 2**-8 * expected.norm()  # of bfloat16 between the two projections
 
 
-@pytest.mark.parametrize(("tokens", "few", "columns"), [(5, True, 1), (28, False, 2)])
-def test_the_source_agrees(source: Any, tokens: int, few: bool, columns: int) -> None:
-    check(source, tuple(arguments(tokens)), few, columns)
+@pytest.mark.parametrize(("tokens", "few"), [(5, True), (28, False)])
+def test_the_source_agrees(source: Any, tokens: int, few: bool) -> None:
+    check(source, tuple(arguments(tokens)), few)
 
 
 def test_pairs_of_one_expert_are_computed_eight_at_a_time(source: Any) -> None:
     """As where experts are dealt out: what others hold is choice 0 with no weight, many times."""
     args = arguments(7)
     args[5][:, :5] = 0
-    check(source, tuple(args), True, 1)
+    check(source, tuple(args), True)
 
 
 def test_scales_far_from_one_keep_the_weights_exact(source: Any) -> None:
@@ -111,4 +120,4 @@ def test_scales_far_from_one_keep_the_weights_exact(source: Any) -> None:
     up[:, :WIDTH, 5] = 127 + 60
     args[0][..., 160:192] *= 2.0**-64
     low[1, :, 2] = 200
-    check(source, tuple(args), True, 1)
+    check(source, tuple(args), True)

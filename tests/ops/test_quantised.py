@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from freewheel.ops import SPECIFICATIONS, dequantise_blocks, dequantise_mxfp4
 from freewheel.ops.cpu import quantised as cpu_quantised
 from tests.ops.cases import WIDE_DTYPES, Body, Sizes, assert_close, bodies, draw
-from tests.ops.quantised_cases import block_scaled, expert_arguments
+from tests.ops.quantised_cases import block_scaled, expert_arguments, shared_blocks
 
 FORMATS = ("block_experts", "mxfp4_experts")
 
@@ -87,6 +87,18 @@ def test_a_shared_expert_is_one_that_every_token_chooses(body: Body, limit: floa
     alone = torch.full((2, 3, 1), 3, dtype=torch.int32)
     every = body(args[0], *args[1:5], alone, torch.ones(2, 3, 1), limit)
     assert_close(body(args[0], *args[1:5], ids, shares, limit, *shared), routed + every)
+
+
+@bodies("mxfp4_experts")
+@pytest.mark.parametrize("limit", [None, 0.3])
+def test_a_shared_fp8_expert_adds_what_it_gives_alone(body: Body, limit: float | None) -> None:
+    args = expert_arguments("mxfp4_experts", Sizes(2, 3), 4, 32, 64, 2, limit)
+    shared, none = shared_blocks(5, 96, 64), torch.zeros(2, 3, 2)
+    routed, alone = body(*args), body(*args[:6], none, limit, *shared)
+    twin = SPECIFICATIONS["block_experts"]
+    own = expert_arguments("block_experts", Sizes(2, 3), 4, 32, 64, 2, limit)
+    assert_close(alone, twin(args[0], *own[1:6], none, limit, *shared))
+    assert_close(body(*args, *shared), routed + alone)
 
 
 @bodies("block_experts")

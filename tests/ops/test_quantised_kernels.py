@@ -119,6 +119,17 @@ def test_mxfp4_experts_agree(
 
 
 @DTYPES
+@pytest.mark.parametrize(("tokens", "shared"), [(3, 128), (20, 128), (5, 200)])
+def test_mxfp4_experts_agree_beside_a_shared_one(
+    tokens: int, shared: int, dtype: torch.dtype
+) -> None:
+    """As wide as the others, or of a width of its own."""
+    of = Sizes(1, tokens, tokens, dtype)
+    args = expert_arguments("mxfp4_experts", of, 6, 128, 256, 3, 0.4)
+    check("mxfp4_experts", (*args, *shared_blocks(4, shared, 256)))
+
+
+@DTYPES
 @pytest.mark.parametrize("tokens", [12, 30, 90])
 def test_fp8_experts_agree_when_many_tokens_choose_the_same(
     tokens: int, dtype: torch.dtype

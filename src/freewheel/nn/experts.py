@@ -80,17 +80,26 @@ class BlockExperts:
 
 @dataclass(frozen=True)
 class PackedExperts:
-    """Weights that stay in MXFP4. Activations are clamped if there is a `limit`."""
+    """Weights that stay in MXFP4. Activations are clamped if there is a `limit`.
+
+    With a shared expert in FP8, if its two weights are here.
+    """
 
     gate_up: Tensor  # uint8 [E, 2 * I, H / 2]
     gate_up_scale: Tensor  # uint8 [E, 2 * I, H / 32]
     down: Tensor  # uint8 [E, H, I / 2]
     down_scale: Tensor  # uint8 [E, H, I / 32]
     limit: float | None
+    shared_gate_up: BlockLinear | None = None  # [2 * J, H]
+    shared_down: BlockLinear | None = None  # [H, J]
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         own = (self.gate_up, self.gate_up_scale, self.down, self.down_scale, ids, weights)
-        return ops.mxfp4_experts(x, *own, self.limit)
+        gate_up, down = self.shared_gate_up, self.shared_down
+        if gate_up is None or down is None:
+            return ops.mxfp4_experts(x, *own, self.limit)
+        shared = (gate_up.weight, gate_up.scale, down.weight, down.scale)
+        return ops.mxfp4_experts(x, *own, self.limit, *shared)
 
 
 StoredExperts = PlainExperts | ClampedExperts | BlockExperts | PackedExperts
@@ -122,7 +131,7 @@ def with_shared(experts: Experts, gate_up: Projection, down: Projection) -> Expe
             return replace(experts, experts=inner)
         case PlainExperts(), Linear(), Linear():
             return replace(experts, shared_gate_up=gate_up.weight, shared_down=down.weight)
-        case BlockExperts(), BlockLinear(), BlockLinear():
+        case BlockExperts() | PackedExperts(), BlockLinear(), BlockLinear():
             return replace(experts, shared_gate_up=gate_up, shared_down=down)
         case _:
             return None

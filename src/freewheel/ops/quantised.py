@@ -164,7 +164,9 @@ def mxfp4_weights(
 
 @op(
     "mxfp4_experts(Tensor x, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, "
-    "Tensor ids, Tensor weights, float? limit=None) -> Tensor",
+    "Tensor ids, Tensor weights, float? limit=None, Tensor? shared_gate_up=None, "
+    "Tensor? shared_gate_up_scale=None, Tensor? shared_down=None, Tensor? shared_down_scale=None) "
+    "-> Tensor",
     fake=_fake_experts,
 )
 def mxfp4_experts(
@@ -176,7 +178,16 @@ def mxfp4_experts(
     ids: Tensor,  # int32 [..., top_k]
     weights: Tensor,  # float [..., top_k]
     limit: float | None = None,
+    shared_gate_up: Tensor | None = None,  # float8_e4m3fn [2J, H]
+    shared_gate_up_scale: Tensor | None = None,  # float32 [2 * ceil(J / 128), ceil(H / 128)]
+    shared_down: Tensor | None = None,  # float8_e4m3fn [H, J]
+    shared_down_scale: Tensor | None = None,  # float32 [ceil(H / 128), ceil(J / 128)]
 ) -> Tensor:  # [..., H]
-    """`grouped_experts` over MXFP4 weights; with a limit, `clamped_experts`."""
-    of = mxfp4_weights(gate_up, gate_up_scale, down, down_scale)
-    return _sum_experts(wide(x), gate_up.shape[0], of, ids, weights, limit).to(x.dtype)
+    """`grouped_experts` over MXFP4 weights; with a limit, `clamped_experts`.
+
+    A shared expert is in FP8, as `block_experts` takes it.
+    """
+    of, values = mxfp4_weights(gate_up, gate_up_scale, down, down_scale), wide(x)
+    total = _sum_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
+    return (total + shared_output(values, shared, limit)).to(x.dtype)

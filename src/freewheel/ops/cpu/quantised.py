@@ -48,9 +48,15 @@ def mxfp4_experts(
     ids: Tensor,
     weights: Tensor,
     limit: float | None = None,
+    shared_gate_up: Tensor | None = None,
+    shared_gate_up_scale: Tensor | None = None,
+    shared_down: Tensor | None = None,
+    shared_down_scale: Tensor | None = None,
 ) -> Tensor:
-    of = mxfp4_weights(gate_up, gate_up_scale, down, down_scale)
-    return _chosen_experts(wide(x), gate_up.shape[0], of, ids, weights, limit).to(x.dtype)
+    of, values = mxfp4_weights(gate_up, gate_up_scale, down, down_scale), wide(x)
+    total = _chosen_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
+    return total.add_(shared_output(values, shared, limit)).to(x.dtype)
 
 
 def _chosen_experts(

@@ -38,7 +38,7 @@ def block_experts(
         given = (x, gate_up, gate_up_scale, down, down_scale, ids, weights, limit)
         return SPECIFICATIONS["block_experts"](*given, *shared)
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
-    own, behind = _as_bytes(gate_up, gate_up_scale, down, down_scale), _as_bytes(*shared)
+    own, behind = as_bytes(gate_up, gate_up_scale, down, down_scale), as_bytes(*shared)
     assert own is not None
     width = None if behind is None else behind.down.shape[1]
     if takes(ids.numel() // ids.shape[-1], down.shape[2], width):
@@ -47,10 +47,10 @@ def block_experts(
     if width is None or takes_shared(ids.numel(), experts, down.shape[2], width, fast):
         return tiled_block_experts(x, own, ids, weights, limit, behind, fast)
     out = tiled_block_experts(x, own, ids, weights, limit, None, fast)
-    return out if behind is None else out + _run_shared(x, behind, limit)
+    return out if behind is None else out + run_shared(x, behind, limit)
 
 
-def _as_bytes(
+def as_bytes(
     gate_up: Tensor | None,
     gate_up_scale: Tensor | None,
     down: Tensor | None,
@@ -64,7 +64,7 @@ def _as_bytes(
     )
 
 
-def _run_shared(x: Tensor, shared: BlockWeights, limit: float | None) -> Tensor:
+def run_shared(x: Tensor, shared: BlockWeights, limit: float | None) -> Tensor:
     """x through an expert of any width that every token chooses: [..., H]."""
     if shared.down.shape[1] % STEP:  # the second half begins inside a block
         halves = zip(shared.gate_up.chunk(2), shared.gate_up_scale.chunk(2), strict=True)

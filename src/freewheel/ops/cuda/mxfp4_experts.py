@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.block_experts import as_bytes, run_shared
 from freewheel.ops.cuda.gating import gate
-from freewheel.ops.cuda.packed_experts import packed_experts, takes
+from freewheel.ops.cuda.packed_experts import Packed, packed_experts, takes
 from freewheel.ops.cuda.quantised import uses_matrix_units
 from freewheel.ops.cuda.quantised_experts import list_tiles, sum_choices
 from freewheel.ops.cuda.streaming import operand
@@ -227,38 +228,61 @@ def mxfp4_experts(
     ids: Tensor,
     weights: Tensor,
     limit: float | None = None,
+    shared_gate_up: Tensor | None = None,
+    shared_gate_up_scale: Tensor | None = None,
+    shared_down: Tensor | None = None,
+    shared_down_scale: Tensor | None = None,
 ) -> Tensor:
+    shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
     if x.dtype not in (torch.bfloat16, torch.float32):
-        return SPECIFICATIONS["mxfp4_experts"](
-            x, gate_up, gate_up_scale, down, down_scale, ids, weights, limit
-        )
-    experts, hidden, width, top_k = *down.shape[:2], 2 * down.shape[2], ids.shape[-1]
+        given = (x, gate_up, gate_up_scale, down, down_scale, ids, weights, limit)
+        return SPECIFICATIONS["mxfp4_experts"](*given, *shared)
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
+    own, behind = ((gate_up, gate_up_scale), (down, down_scale)), as_bytes(*shared)
+    width = 2 * down.shape[2]
+    if not x.numel():
+        return torch.empty_like(x)
+    if behind is None or not takes(x, width) or behind.down.shape[1] != width:
+        run = packed_experts_alone if takes(x, width) else tiled_experts
+        out = run(x, *own, ids, weights, limit)
+        return out if behind is None else out + run_shared(x, behind, limit)
+    pairs = (behind.gate_up, behind.gate_up_scale), (behind.down, behind.down_scale)
+    return packed_experts(x, *own, ids, weights, limit, pairs)
+
+
+def packed_experts_alone(
+    x: Tensor, up: Packed, low: Packed, ids: Tensor, weights: Tensor, limit: float | None
+) -> Tensor:
+    """`packed_experts` without a shared one."""
+    return packed_experts(x, up, low, ids, weights, limit, None)
+
+
+def tiled_experts(
+    x: Tensor, up: Packed, low: Packed, ids: Tensor, weights: Tensor, limit: float | None
+) -> Tensor:
+    """As `packed_experts_alone`, in Triton, of bfloat16 or float32 and any width."""
+    (gate_up, gate_up_scale), (down, down_scale) = up, low
+    experts, hidden, width, top_k = *down.shape[:2], 2 * down.shape[2], ids.shape[-1]
     out, pairs, fast = torch.empty_like(x), ids.numel(), uses_matrix_units(x)
-    if not pairs:
-        return out
-    if takes(x, width):
-        up, low = (gate_up, gate_up_scale), (down, down_scale)
-        return packed_experts(x, up, low, ids, weights, limit)
     tokens = tokens_for(pairs, experts)
-    up, low = FEW if tokens == 8 else SOME
+    first, second = FEW if tokens == 8 else SOME
     plan = list_tiles(ids, experts, tokens)
     inner = x.new_empty((pairs, width))
     parts = torch.empty((pairs, hidden), dtype=torch.float32, device=x.device)
     tiles = plan.experts.shape[0]
-    _gate_up[(triton.cdiv(width, up.outputs // 2), tiles)](
+    _gate_up[(triton.cdiv(width, first.outputs // 2), tiles)](
         as_words(x, fast), gate_up, gate_up_scale, *plan, inner, 0.0 if limit is None else limit,
         top_k, hidden, width, hidden // 2 if fast else hidden,
-        TOKENS=tokens, OUTPUTS=up.outputs, SLICES=up.slices, GROUPS=GROUPS,
-        STAGES=up.stages, EVEN=hidden % (32 * GROUPS * up.slices) == 0,
-        CLAMP=limit is not None, ASM=fast, num_warps=up.slices,
+        TOKENS=tokens, OUTPUTS=first.outputs, SLICES=first.slices, GROUPS=GROUPS,
+        STAGES=first.stages, EVEN=hidden % (32 * GROUPS * first.slices) == 0,
+        CLAMP=limit is not None, ASM=fast, num_warps=first.slices,
     )  # fmt: skip
-    _down[(triton.cdiv(hidden, low.outputs), tiles)](
+    _down[(triton.cdiv(hidden, second.outputs), tiles)](
         as_words(inner, fast), down, down_scale, *plan, weights, parts, hidden, width,
         width // 2 if fast else width,
-        TOKENS=tokens, OUTPUTS=low.outputs, SLICES=low.slices, GROUPS=GROUPS,
-        STAGES=low.stages, EVEN=width % (32 * GROUPS * low.slices) == 0, ASM=fast,
-        num_warps=low.slices,
+        TOKENS=tokens, OUTPUTS=second.outputs, SLICES=second.slices, GROUPS=GROUPS,
+        STAGES=second.stages, EVEN=width % (32 * GROUPS * second.slices) == 0, ASM=fast,
+        num_warps=second.slices,
     )  # fmt: skip
     sum_choices(parts, out, top_k)
     return out

@@ -19,7 +19,7 @@ from torch import Tensor
 from freewheel.ops.cuda.native import Kernel, lacking
 from freewheel.ops.cuda.quantised_experts import list_tiles, sum_choices
 
-KERNEL = Kernel("packed_experts", "pppppppfi")
+KERNEL = Kernel("packed_experts", "pppppppppfi")
 
 CHUNK = 128
 """Inputs that the four threads of a row read at a time."""
@@ -30,12 +30,8 @@ FEW = 8
 STEPS = 4
 """Steps of a warp, at least, before another one shares its inputs."""
 
-
-DEPTH = 4
-"""Steps whose weights are on their way, at most."""
-
-WARPS = {2: 24, 4: 16, 8: 16}
-"""Of a multiprocessor, by the tiles of a warp of one column: as many as its registers hold."""
+Packed = tuple[Tensor, Tensor]
+"""Codes and scales, of MXFP4 or FP8."""
 
 
 class Tile(NamedTuple):
@@ -51,6 +47,10 @@ class Tile(NamedTuple):
     def shared(self) -> int:
         """Bytes of shared memory: the tokens, and every warp's sums."""
         return 32 * self.columns + self.slices * self.tiles * self.columns * 512
+
+    def constants(self) -> dict[str, int]:
+        """Those of `KERNEL`."""
+        return {name.upper(): value for name, value in self._asdict().items()}
 
 
 def columns_for(pairs: int, experts: int) -> int:
@@ -68,13 +68,20 @@ def tiles_for(hidden: int, width: int, columns: int, few: bool) -> tuple[Tile, T
     return tile_of(hidden, 2, columns, 4), tile_of(width, tiles, columns, 4)
 
 
+DEPTH = 4
+"""Steps whose weights are on their way, at most."""
+
+WARPS = {2: 24, 4: 16, 8: 16}
+"""Of a multiprocessor, by the tiles of a warp of one column: as many as its registers hold."""
+
+
 def tile_of(inputs: int, tiles: int, columns: int, most: int) -> Tile:
     """For so many inputs, which at most `most` warps share."""
     chunks = inputs // CHUNK
     slices = max(
         n for n in range(1, most + 1) if chunks % n == 0 and (n == 1 or chunks // n >= STEPS)
     )
-    warps = WARPS[tiles] if columns == 1 else 16 if columns == 2 else 12
+    warps = {1: WARPS[tiles], 2: 12, 4: 8}[columns]
     return Tile(tiles, columns, slices, min(tiles, DEPTH), max(1, warps // slices))
 
 
@@ -87,43 +94,41 @@ def takes(x: Tensor, width: int) -> bool:
 
 def packed_experts(
     x: Tensor,
-    gate_up: tuple[Tensor, Tensor],
-    down: tuple[Tensor, Tensor],
+    gate_up: Packed,
+    down: Packed,
     ids: Tensor,
     weights: Tensor,
     limit: float | None,
+    shared: tuple[Packed, Packed] | None,
 ) -> Tensor:
-    """`mxfp4_experts` of what it `takes`; x, ids and weights are contiguous and not empty."""
+    """`mxfp4_experts` of what it `takes`; x, ids and weights are contiguous and not empty.
+
+    A shared expert in FP8, as bytes, is as wide as the others.
+    """
     experts, hidden, width = down[0].shape[0], x.shape[-1], down[0].shape[2] * 2
-    pairs, top_k = ids.numel(), ids.shape[-1]
-    few, columns = pairs <= FEW * top_k, columns_for(pairs, experts)
+    pairs, top_k, extra = ids.numel(), ids.shape[-1], int(shared is not None)
+    tokens, few, columns = pairs // top_k, pairs <= FEW * top_k, columns_for(pairs, experts)
     up, low = tiles_for(hidden, width, columns, few)
     where, tiles = (ids, ids), pairs
     if not few:
         plan = list_tiles(ids, experts, 8 * columns)
         where, tiles = (plan.experts, plan.lanes), plan.experts.shape[0]
-    inner = x.new_empty((pairs, width))
-    parts = torch.empty((pairs, hidden), dtype=torch.float32, device=x.device)
-    shares = weights.to(torch.float32)
-    sizes = {"TOP_K": top_k, "HIDDEN": hidden, "WIDTH": width, "FEW": int(few), "CHUNKS": 1}
-    given = (*where, shares), (0.0 if limit is None else limit, pairs)
+    tiles += extra * -(-tokens // (8 * columns))
+    inner = x.new_empty((pairs + extra * tokens, width))
+    parts = torch.empty((pairs + extra * tokens, hidden), dtype=torch.float32, device=x.device)
+    first, second = (gate_up, down) if shared is None else shared
+    rest, sizes = weights.to(torch.float32), {"TOP_K": top_k, "HIDDEN": hidden, "WIDTH": width}
+    sizes |= {"FEW": int(few), "EXTRA": extra}
     KERNEL.launch(
         tiles * (width // (8 * up.tiles)), 32 * up.slices, up.shared,
-        x, *gate_up, *given[0], inner, *given[1],
-        **sizes, **constants_of(up), DOWN=0, CLAMP=int(limit is not None),
+        x, *gate_up, *first, *where, rest, inner, 0.0 if limit is None else limit, pairs,
+        **sizes, **up.constants(), DOWN=0, CLAMP=int(limit is not None),
     )  # fmt: skip
     KERNEL.launch(
         tiles * (hidden // (16 * low.tiles)), 32 * low.slices, low.shared,
-        inner, *down, *given[0], parts, *given[1],
-        **sizes, **constants_of(low), DOWN=1, CLAMP=0,
+        inner, *down, *second, *where, rest, parts, 0.0, pairs,
+        **sizes, **low.constants(), DOWN=1, CLAMP=0,
     )  # fmt: skip
     out = torch.empty_like(x)
-    sum_choices(parts, out, top_k)
+    sum_choices(parts, out, top_k, extra)
     return out
-
-
-def constants_of(tile: Tile) -> dict[str, int]:
-    return {
-        "TILES": tile.tiles, "COLUMNS": tile.columns, "SLICES": tile.slices,
-        "DEPTH": tile.depth, "BLOCKS": tile.blocks,
-    }  # fmt: skip
