@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 
 from freewheel import LLM, SamplingParams
 from freewheel.config import EngineConfig
-from freewheel.engine import Survey, survey
+from freewheel.engine import Survey, plan_gpus, survey
+from freewheel.engine.conversation import conversations, messages_of
+from freewheel.engine.elsewhere import _ABSENT, _ELSEWHERE, _NAMES
 from freewheel.errors import CheckpointError, ConfigError, RequestError
 from tests.program.whitebox import GREEDY, answers, engine
 
@@ -193,6 +196,55 @@ def test_a_budget_of_whole_pages_gives_exactly_these_pages(folders: dict[str, Pa
         assert found.sizes.pages == (1 + pages,)
 
 
-def test_an_option_that_does_not_exist_is_named() -> None:
-    with pytest.raises(ConfigError, match="specualte"):
-        LLM(model="demo", specualte=3)
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("specualte", "speculate is"),
+        ("tensor_parallel_size", "tp is"),
+        ("max_model_len", "context_len is"),
+        ("mem_fraction_static", "cache_bytes is"),
+        ("disable_radix_cache", "prefix_cache is"),
+        ("trust_remote_code", "no code of a checkpoint"),
+        ("nothing_like_it", "docs/api.md"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_named_with_what_is_meant(name: str, answer: str) -> None:
+    options: dict[str, Any] = {name: 3}
+    with pytest.raises(ConfigError, match=f"^{name}: is no option; .*{answer}"):
+        LLM("demo", **options)
+
+
+def test_every_hint_names_an_option() -> None:
+    known = {one.name for one in fields(EngineConfig)}
+    assert set(_ELSEWHERE) <= known
+    assert not known & (set(_NAMES) | set(_ABSENT))
+
+
+@pytest.mark.parametrize(
+    ("messages", "word"),
+    [
+        ("Hello", "list"),
+        ([], "list"),
+        ([{"role": "user"}], "turn 0 needs"),
+        ([{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}], "turn 1 has role"),
+        ([{"role": "user", "content": ["a"]}], "text"),
+        ([{"role": "user", "content": "a", "name": "b"}], "'name'"),
+        ([[{"role": "user", "content": "a"}], "b"], "list"),
+    ],
+)
+def test_a_conversation_of_another_form_is_refused(messages: Any, word: str) -> None:
+    with pytest.raises(RequestError, match=word) as refused:
+        for turns in conversations(messages):
+            messages_of(turns)
+    assert refused.value.field == "messages"
+
+
+@pytest.mark.parametrize("stop", ["end", [""], [3], ("a", "")])
+def test_stop_strings_of_another_form_are_refused_in_plain_words(stop: Any) -> None:
+    with pytest.raises(RequestError, match=r"^stop: must be a list of non-empty strings"):
+        SamplingParams(stop=stop)
+
+
+def test_a_plan_for_no_card_names_the_cards() -> None:
+    with pytest.raises(ConfigError, match=r"^gpus: must be at least 1, got 0"):
+        plan_gpus("demo", 0, batches=[1], context=64, speculate=0)

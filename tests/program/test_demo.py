@@ -87,3 +87,15 @@ def test_an_engine_starts_without_pytorch_s_compiler() -> None:
         [sys.executable, "-c", script], env=environment, capture_output=True, check=False
     )
     assert ran.stdout == b"False\n", ran.stderr.decode()
+
+
+def test_a_chat_answers_as_its_prompt_does() -> None:
+    demo = LLM("demo", dtype="float64")
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    other = [*question, {"role": "assistant", "content": "Paris."}, question[0]]
+    params = SamplingParams(temperature=0, max_tokens=24)
+    (one,) = demo.chat(question, params)
+    assert "The capital of France" in one.text
+    both = demo.chat([question, other], params)
+    assert both[0].token_ids == one.token_ids
+    assert both[1].metrics.prompt_tokens > one.metrics.prompt_tokens

@@ -365,3 +365,26 @@ def test_more_grammars_than_places_wait_for_each_other_whatever_their_priorities
     assert [bytes(one.request.output[:4]) for one in waiting[1:]] == [
         4 * letter for letter in (b"a", b"b", b"c", b"d")
     ]
+
+
+@pytest.mark.parametrize(
+    ("regex", "words"),
+    [
+        ("a(?=b)b", "look-ahead, (?= at character 2"),
+        ("(?!x)a", "look-ahead, (?! at character 1"),
+        ("ab(?<=b)", "look-behind, (?<= at character 3"),
+        ("(?<!a)b", "look-behind, (?<! at character 1"),
+        (r"(a)b\1", "a reference to a group, \\1 at character 5"),
+        ("[]x](?>a)", "an atomic group, (?> at character 5"),
+    ],
+)
+def test_what_an_expression_of_another_dialect_has_is_named_with_its_place(
+    regex: str, words: str
+) -> None:
+    with pytest.raises(worker.Refusal, match=re.escape(words)):
+        worker.form_of("regex", regex, BYTES)
+
+
+@pytest.mark.parametrize("regex", [r"\(\?=a", "[(?=]b", r"[^](?!]c", "(?:a)(?i:b)", r"\\[0-9]"])
+def test_what_only_looks_like_look_around_is_compiled(regex: str) -> None:
+    assert worker.form_of("regex", regex, BYTES)

@@ -220,6 +220,36 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_told_twice_it_ends_at_once_and_without_a_traceback(log: Path, stream: bool) -> None:
+    """An answer under way is told; the log says in a line what happened."""
+    told: list[str] = []
+    with Running(log, "--max-batch", "2") as running:
+        running.wait_until_ready()
+
+        def ask() -> None:
+            with running.http.stream(
+                "POST", "/v1/completions", json=LONG | {"max_tokens": 4000, "stream": stream}
+            ) as response:
+                told.extend(response.iter_lines())
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_for(
+            "an answer",
+            lambda: running.http.get("/v1/loads").json()["loads"][0]["num_running_reqs"],
+        )
+        begun = time.monotonic()
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        running.process.send_signal(signal.SIGINT)
+        running.process.wait(20)
+        asking.join(20)
+        assert time.monotonic() - begun < 15
+        assert "the server is ending" in "".join(told)
+        assert "Traceback" not in running.log and "told again" in running.log
+
+
 @pytest.mark.exhaustive
 def test_a_storm_of_signals_ends_the_server_once_and_for_all(log: Path) -> None:
     with Running(log, "--max-batch", "2") as running:

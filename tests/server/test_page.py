@@ -42,6 +42,15 @@ def test_every_file_that_the_page_names_is_served(server: Running) -> None:
     assert server.http.get("/page/page.js").headers["content-type"].startswith("text/javascript")
 
 
+@pytest.mark.parametrize("path", ["/", "/page/page.js", "/health", "/ready"])
+def test_a_head_is_answered_like_a_get_without_its_body(server: Running, path: str) -> None:
+    head, got = server.http.head(path), server.http.get(path)
+    assert head.status_code == got.status_code == 200
+    assert head.content == b""
+    assert head.headers["content-type"] == got.headers["content-type"]
+    assert head.headers["content-length"] == got.headers["content-length"]
+
+
 def test_pieces_join_to_the_text_and_mark_what_was_drafted(server: Running) -> None:
     body = ASKED | {
         "stream": True,

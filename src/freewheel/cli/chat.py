@@ -18,6 +18,7 @@ from freewheel.cli.terminal import (
     is_typed,
     messages,
     open_llm,
+    read_first,
     read_input,
     write_json,
     write_pieces,
@@ -157,7 +158,7 @@ def _questions() -> Iterator[str]:
 def _answer(llm: LLM, prompt: Prompt, params: SamplingParams, json: bool) -> list[Chunk]:
     chunks: list[Chunk] = []
     end, thinking = prompt.end_of_thought, prompt.end_of_thought is not None
-    for chunk in llm.stream(prompt.ids, params):
+    for chunk in read_first(llm, len(prompt.ids), llm.stream(prompt.ids, params)):
         if not chunks and prompt.start_of_thought is not None:
             thinking = chunk.token_ids[:1] == (prompt.start_of_thought,)
         chunks.append(chunk)

@@ -17,6 +17,7 @@ from freewheel.cli.terminal import (
     is_typed,
     messages,
     open_llm,
+    read_first,
     read_input,
     write_json,
     write_pieces,
@@ -117,7 +118,8 @@ def show(llm: LLM, text: str, params: SamplingParams) -> str:
 
     Log-probabilities, if asked for, come on standard error before the summary.
     """
-    said, chunks = "", llm.stream(text, params)
+    tokens = len(llm.tokenizer.encode_prompt(text))
+    said, chunks = "", read_first(llm, tokens, llm.stream(text, params))
     scores: list[Logprobs] = []
     write_prompt(text)
     for chunk in chunks:

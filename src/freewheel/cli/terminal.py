@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
@@ -35,10 +36,12 @@ from freewheel.errors import RequestError
 from freewheel.spec import StepShape
 
 if TYPE_CHECKING:
-    from freewheel import LLM, Piece, engine
+    from freewheel import LLM, Chunk, Piece, engine
 else:
     engine = Later("freewheel.engine")
 
+LONG_PROMPT = 4
+"""Rounds that a prompt may take before its reading has a bar of its own."""
 ACCEPTED = "green"
 """Style of text that came from an accepted draft."""
 
@@ -139,9 +142,11 @@ class _OnceKnown(ProgressColumn):
 
 
 @contextmanager
-def counting(what: str, total: int, done: Callable[[], int]) -> Iterator[None]:
-    """A bar on a terminal that asks `done` how far the work is; nothing off it."""
+def counting(what: str, total: int, done: Callable[[], int], line: str = "") -> Iterator[None]:
+    """A bar on a terminal that asks `done` how far the work is; `line`, if given, off it."""
     if not messages.is_terminal:
+        if line:
+            messages.print(line, markup=False, soft_wrap=True)
         yield
         return
 
@@ -173,6 +178,15 @@ def open_llm(model: str, *, prompt: str | None = None, **options: Any) -> LLM:
     return llm
 
 
+def read_first(llm: LLM, tokens: int, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """The chunks of an answer; a prompt of many rounds is read under a bar, on a terminal."""
+    if tokens <= LONG_PROMPT * llm.config.chunk:
+        return chunks
+    with counting("reading the prompt", tokens, lambda: llm.computed):
+        first = next(chunks)
+    return chain((first,), chunks)
+
+
 def capture(llm: LLM, prompt: str | None = None) -> None:
     """Make every graph of an engine, or those that `prompt` needs.
 
@@ -185,7 +199,5 @@ def capture(llm: LLM, prompt: str | None = None) -> None:
         del shape
         made += 1
 
-    if not messages.is_terminal:
-        messages.print(f"capturing {total} graphs")
-    with counting("capturing graphs", total, lambda: made):
+    with counting("capturing graphs", total, lambda: made, f"capturing {total} graphs"):
         llm.capture(count, prompt=prompt)

@@ -10,7 +10,10 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
+from freewheel.chat import Ask, Chat, Effort, open_chat
 from freewheel.config import EngineConfig, find_model
+from freewheel.engine.conversation import Turns, conversations, messages_of
+from freewheel.engine.elsewhere import hint
 from freewheel.engine.output import Chunk, Logprobs, Output, Selection
 from freewheel.engine.session import Live, Session
 from freewheel.engine.tokenizer import Tokenizer
@@ -48,8 +51,9 @@ class LLM:
         **options: Any,
     ) -> None:
         """`progress` is called with (bytes read, bytes in all) while weights load."""
-        if unknown := sorted(options.keys() - {one.name for one in fields(EngineConfig)}):
-            raise ConfigError(f"{unknown[0]}: is no option; docs/api.md lists them")
+        known = {one.name for one in fields(EngineConfig)}
+        if unknown := sorted(options.keys() - known):
+            raise ConfigError(f"{unknown[0]}: is no option; {hint(unknown[0], known)}")
         self.config = EngineConfig(model=model, **options)
         self.tokenizer = Tokenizer(find_model(model))
         self.built = build(self.config, progress, tokenizer_size=self.tokenizer.size)
@@ -61,11 +65,17 @@ class LLM:
         self._compiler = Compiler(vocabulary, self.config.grammar_seconds)
         self._guides = GuideDesk(vocabulary, self.config.grammar_seconds)
         self._ids = (f"request-{n}" for n in itertools.count())
+        self._encoding: Chat | None = None
 
     @property
     def context_len(self) -> int:
         """Tokens that prompt and answer may have together."""
         return self.built.sizes.row_width
+
+    @property
+    def computed(self) -> int:
+        """Tokens of requests under way that are computed so far: how far a long prompt is."""
+        return self._session.computed
 
     def shapes(
         self, prompt: Prompt | None = None, extras: int = 0, *, guided: bool = False
@@ -134,6 +144,30 @@ class LLM:
             return [_join(list(self._session.chunks(one))) for one in live]
         finally:
             self._session.close([request.id for request in requests])
+
+    def chat(
+        self,
+        messages: Turns | Sequence[Turns],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        thinking: bool = False,
+        effort: Effort | None = None,
+        cache_salt: str = "",
+    ) -> list[Output]:
+        """The next turn of a conversation, or of each of several, in order.
+
+        `messages`: turns such as `{"role": "user", "content": "Hello"}`; `thinking`: the model may
+        think first, and `effort` how much; its thoughts are then part of the text. Raises what
+        `generate` raises, RequestError for turns that the model's encoding does not have, and
+        UnsupportedModel if there is none.
+        """
+        if self._encoding is None:
+            folder = find_model(self.config.model)
+            self._encoding = open_chat(folder, self.spec.family, self.tokenizer)
+        ask = Ask(thinking or effort is not None, effort)
+        asked = [messages_of(turns) for turns in conversations(messages)]
+        prompts = [self._encoding.prompt(turns, ask).ids for turns in asked]
+        return self.generate(prompts, params, cache_salt=cache_salt)
 
     def _queue(self, requests: list[Request], at_once: int) -> list[Live]:
         """Queue each request as soon as fewer than `at_once` of those before it are under way."""

@@ -55,6 +55,11 @@ class Session:
         """Some request has not ended."""
         return bool(self._live)
 
+    @property
+    def computed(self) -> int:
+        """Tokens of requests under way that are computed, as of the letters read."""
+        return sum(live.request.lower for live in tuple(self._live.values()))
+
     def check(self, request: Request) -> None:
         """Raise RequestError if `request` could not be served."""
         self._scheduler.check(request)

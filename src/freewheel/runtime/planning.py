@@ -85,6 +85,8 @@ def plan_gpus(
     `dp`: copies of all but the experts, which share the cards evenly. Raises CheckpointError for a
     configuration that is none, ConfigError if so many cards cannot share it.
     """
+    if gpus < 1:
+        raise ConfigError(f"gpus: must be at least 1, got {gpus}")
     if dp < 1 or gpus % dp:
         raise ConfigError(f"dp: {dp} copies cannot share {gpus} cards evenly")
     config = EngineConfig(model=model, speculate=speculate, tp=gpus // dp, dp=dp, ep=ep)

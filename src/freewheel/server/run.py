@@ -129,7 +129,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._serving = serving
         self._told_to_end: float | None = None
-        self._announced = False
+        self._announced = self._hurries = False
 
     async def startup(self, sockets: list | None = None) -> None:
         await super().startup(sockets)
@@ -145,9 +145,13 @@ class Server(uvicorn.Server):
                 )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins the end; another one ends at once."""
+        """The first signal begins the end; another one ends at once, a third without order."""
         if self._told_to_end is not None:
-            self.should_exit = self.force_exit = True
+            self.force_exit = self._hurries
+            self.should_exit = self._hurries = True
+            # Whoever is cut off is told so; what it breaks in is no fault to look into.
+            logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+            self.config.timeout_graceful_shutdown = 1
             return
         self._told_to_end = time.monotonic()
         self._serving.draining = self._serving.ending = True
@@ -170,7 +174,8 @@ class Server(uvicorn.Server):
             return True
         if self._told_to_end is not None:
             waited = time.monotonic() - self._told_to_end
-            if not link.ledger.live or waited > self._serving.settings.drain_seconds:
+            late = self._hurries or waited > self._serving.settings.drain_seconds
+            if late or not link.ledger.live:
                 # Who is told now still has the time that uvicorn gives connections to end.
                 link.give_up(list(link.ledger.live.values()), ending())
                 return True

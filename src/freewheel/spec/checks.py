@@ -32,7 +32,7 @@ def check_flag(field: str, value: object) -> None:
 def texts_of(field: str, given: object) -> tuple[str, ...]:
     strings = items(given)
     if strings is None or not all(isinstance(s, str) and s for s in strings):
-        raise RequestError(field, f"must be a tuple of non-empty strings, got {given!r}")
+        raise RequestError(field, f"must be a list of non-empty strings, got {given!r}")
     texts = tuple(str(s) for s in strings)
     for text in texts:
         if any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -44,7 +44,7 @@ def ids_of(field: str, ids: object, most: int) -> tuple[int, ...]:
     found = items(ids)
     whole = [i for i in found or () if isinstance(i, int) and not isinstance(i, bool) and i >= 0]
     if found is None or len(whole) != len(found):
-        raise RequestError(field, f"must be a tuple of token ids, each at least 0, got {ids!r}")
+        raise RequestError(field, f"must be a list of token ids, each at least 0, got {ids!r}")
     if len(whole) > most:
         raise RequestError(field, f"holds {len(whole)} ids; at most {most} fit")
     return tuple(whole)

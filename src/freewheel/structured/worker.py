@@ -26,6 +26,7 @@ except ModuleNotFoundError as missing:
     give_up(missing)
 
 from freewheel.spec import Form, Grammar, HostGrammar
+from freewheel.structured.expressions import foreign
 from freewheel.structured.schema import Refusal, parsed, read_schema
 from freewheel.structured.spelling import Speller
 from freewheel.structured.tables import ByteAutomaton, byte_automaton, token_grammar
@@ -48,6 +49,9 @@ TABLES = ("json_schema", "regex", "choice")
 def form_of(kind: str, source: str, vocabulary: list[bytes | None]) -> Form:
     """A table, or else what the host follows. Raises Refusal for a wish that cannot be kept."""
     refused: Refusal | None = None
+    strange = foreign(source) if kind == "regex" else None
+    if strange is not None:
+        raise Refusal(strange)
     if kind in TABLES:
         try:
             return compiled(kind, source, vocabulary)

@@ -25,13 +25,13 @@ FILES = {
 }
 
 
-@router.get("/", include_in_schema=False)
+@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
 async def index() -> Response:
     """The page."""
     return _file("index.html")
 
 
-@router.get("/page/{name}", include_in_schema=False)
+@router.api_route("/page/{name}", methods=["GET", "HEAD"], include_in_schema=False)
 async def page_file(name: str) -> Response:
     """A file of the page."""
     if name not in FILES or name == "index.html":

@@ -22,12 +22,14 @@ SILENT_SHARE = 0.25
 """Share of the time after which a silent engine is replaced, when it no longer counts as ready."""
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> Response:
     """This process lives. Whether requests can be served is `/ready`'s business."""
     return json_response({"status": "ok"})
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(serving: Served) -> Response:
     """200 if a request sent now would be served, else 503 and why not."""

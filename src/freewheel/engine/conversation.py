@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversations as OpenAI writes them, for `LLM.chat`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from freewheel.chat import Message
+from freewheel.errors import RequestError
+
+ROLES = ("system", "user", "assistant", "tool")
+
+Turns = Sequence[Mapping[str, Any] | Message]
+"""Turns of one conversation: `{"role": "user", "content": "Hello"}`, or messages."""
+
+
+def conversations(given: Turns | Sequence[Turns]) -> list[Turns]:
+    """One or several, as a list. Raises RequestError for what is neither."""
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes) or not given:
+        raise RequestError("messages", "must be a list of turns, or a list of such lists")
+    if isinstance(given[0], Mapping | Message):
+        return [given]  # type: ignore[list-item]
+    return list(given)  # type: ignore[arg-type]
+
+
+def messages_of(turns: Turns) -> list[Message]:
+    """Raises RequestError, naming the turn, for one that is not of this form."""
+    if not isinstance(turns, Sequence) or isinstance(turns, str | bytes) or not turns:
+        raise RequestError("messages", "must be a list of turns, or a list of such lists")
+    return [_message(turn, f"turn {place}") for place, turn in enumerate(turns)]
+
+
+def _message(turn: Mapping[str, Any] | Message, where: str) -> Message:
+    if isinstance(turn, Message):
+        return turn
+    if not isinstance(turn, Mapping) or not {"role", "content"} <= turn.keys():
+        raise RequestError("messages", f"{where} needs a role and a content, got {turn!r}")
+    if turn["role"] not in ROLES:
+        raise RequestError("messages", f"{where} has role {turn['role']!r}; {', '.join(ROLES)} are")
+    extra = [name for name in turn if name not in ("role", "content", "reasoning_content")]
+    if extra:
+        raise RequestError(
+            "messages", f"{where} has {extra[0]!r}; for calls of tools give freewheel.chat.Message"
+        )
+    content, thoughts = turn["content"], turn.get("reasoning_content")
+    if not isinstance(content, str) or not isinstance(thoughts, str | None):
+        raise RequestError("messages", f"{where}: content must be text")
+    return Message(turn["role"], content, thoughts)
