@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import math
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from freewheel.errors import ConfigError
 from freewheel.ops import SPECIFICATIONS
 from freewheel.ops.rows import write_index_keys
 from tests.ops.cases import draw, draw_pages, ints
@@ -56,6 +59,21 @@ def built(folder: Path, name: str, entry: str, constants: dict[str, int]) -> Cal
     command = [str(COMPILER), "-std=c++20", "-O1", "-shared", "-fPIC", str(source)]
     subprocess.run([*command, "-o", str(library)], check=True)
     return ctypes.CDLL(str(library)).run
+
+
+def compile_for_hopper(name: str, constants: dict[str, int]) -> None:
+    """`sources/NAME.cu` without a card; skips the test where its compiler is missing."""
+    pytest.importorskip("triton")
+    nvrtc: Any = importlib.import_module("freewheel.ops.cuda.nvrtc")
+    try:
+        compiler = nvrtc.find_compiler("13.0")
+    except ConfigError as error:
+        pytest.skip(str(error))
+    files = (*sorted(SOURCES.glob("*.cuh")), SOURCES / f"{name}.cu")
+    text = "\n".join(file.read_text() for file in files)
+    defined = (f"-D{word}={value}" for word, value in constants.items())
+    options = ("--gpu-architecture=sm_90", "--std=c++17", "-default-device", *defined)
+    assert compiler.compile(text, options).startswith(b"\x7fELF")
 
 
 def places(*tensors: Tensor) -> list[ctypes.c_void_p]:

@@ -10,7 +10,7 @@ import torch
 
 from freewheel.ops import SPECIFICATIONS
 from tests.ops.cases import draw
-from tests.ops.test_cuda_sources import COMPILER, built, places
+from tests.ops.test_cuda_sources import COMPILER, built, compile_for_hopper, places
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
@@ -84,3 +84,11 @@ def test_a_layer_is_entered_as_specified(
     assert (x.double() - wanted[0]).norm() <= 2**-8 * wanted[0].norm()
     assert torch.allclose(post.double(), wanted[1], rtol=1e-5, atol=1e-6)
     assert torch.allclose(mix.double(), wanted[2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("wide", [0, 1])
+@pytest.mark.parametrize(("dim", "threads", "parts"), [(4096, 256, 128), (7168, 224, 56)])
+def test_both_compile_for_hopper(dim: int, threads: int, parts: int, wide: int) -> None:
+    compile_for_hopper("close_slices", {"DIM": dim})
+    constants = {"DIM": dim, "PARTS": parts, "THREADS": threads, "ITERATIONS": 20, "WIDE": wide}
+    compile_for_hopper("enter_layer", constants)

@@ -15,7 +15,7 @@ from torch import Tensor
 from freewheel.ops import SPECIFICATIONS
 from tests.ops.cases import Sizes
 from tests.ops.quantised_cases import expert_arguments, shared_blocks
-from tests.ops.test_cuda_sources import COMPILER, Call, built, places
+from tests.ops.test_cuda_sources import COMPILER, Call, built, compile_for_hopper, places
 
 pytest.importorskip("triton")
 module: Any = importlib.import_module("freewheel.ops.cuda.packed_experts")
@@ -121,3 +121,12 @@ def test_scales_far_from_one_keep_the_weights_exact(source: Any) -> None:
     args[0][..., 160:192] *= 2.0**-64
     low[1, :, 2] = 200
     check(source, tuple(args), True)
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("columns", [1, 2, 4])
+def test_it_compiles_for_hopper(few: bool, columns: int) -> None:
+    sizes = {"TOP_K": 6, "HIDDEN": 4096, "WIDTH": 256, "FEW": int(few and columns == 1), "EXTRA": 1}
+    for down, tile in enumerate(module.tiles_for(4096, 256, columns, few)):
+        constants = sizes | tile.constants() | {"DOWN": down, "CLAMP": 1 - down}
+        compile_for_hopper("packed_experts", constants)

@@ -11,15 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from freewheel.ops.cuda.chain import CHAINED
+from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.packed_attention import in_registers
 from freewheel.ops.cuda.packing import power_of, views
-from freewheel.ops.cuda.sinks import HEADS, PART, SCRATCH, STAGES, STEP, WARPS, join_parts, mix_in
+from freewheel.ops.cuda.sinks import HEADS, PART, SCRATCH, STAGES, STEP, join_parts, mix_in
 from freewheel.ops.cuda.streaming import widen_fp8
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 TILE = 64
 """Values of a key that one scale covers."""
+
+WARPS = 8
+"""With four, what a program of 512 values holds would not fit into their registers."""
 
 
 @triton.jit
@@ -58,8 +61,9 @@ def _attend_part(
     total_out, scale, K, E, key_parts, key_rows, entry_rows, H,
     DIM: tl.constexpr, SPAN: tl.constexpr, BYTES: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, PART: tl.constexpr, STEP: tl.constexpr, HEADS: tl.constexpr,
-    ASM: tl.constexpr,
+    ASM: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    follow(CHAINED)
     n, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     h = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
     real = h < H
@@ -146,7 +150,7 @@ def _attend(
         width, others, key_parts, keys.shape[1], entries.shape[1], heads,
         DIM=dim, SPAN=span, BYTES=keys.shape[2], BLOCK=block, TILE=TILE, PART=PART,
         STEP=STEP if query.dtype == torch.bfloat16 else 16, HEADS=HEADS, ASM=in_registers(query),
-        num_warps=WARPS, num_stages=STAGES,
+        CHAINED=CHAINED, num_warps=WARPS, num_stages=STAGES, launch_pdl=CHAINED,
     )  # fmt: skip
     pairs = min(64, block // 2)
     join_parts[(count, heads, triton.cdiv(dim, 2 * pairs))](
