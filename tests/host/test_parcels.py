@@ -12,6 +12,7 @@ import pytest
 from freewheel.host import Arriving, Parcels, Request
 from freewheel.host.tier import Kept
 from freewheel.spec import Piece
+from tests.host.device import solo
 from tests.host.engine import Engine, Setup, history, window
 from tests.host.test_prefix import TOKENS, run
 
@@ -109,6 +110,20 @@ def test_blocks_on_their_way_are_not_sent_for_twice() -> None:
     assert len(blocks) == 7 and parcels(second).expect(other, 0, pieces) == []
     parcels(second).arrived(blocks, whole=False)
     assert run(second, "other", LEFT).stats.cached_tokens == 0
+    check(second)
+
+
+def test_a_request_waits_for_blocks_that_come_for_another() -> None:
+    """Nothing is in flight meanwhile, and nothing is wrong."""
+    first, second = made(), made()
+    _, pieces = packed(first, run(first, "computed", LEFT))
+    blocks = parcels(second).expect(second.setup.request("one", LEFT), 0, pieces)
+    other = second.add(second.setup.request("other", LEFT, 3))
+    assert second.scheduler.plan() is None and not second.scheduler.moving
+    carry(first, second, blocks)
+    parcels(second).arrived(blocks, whole=True)
+    second.drain()
+    assert other.output == solo(other)[0] and other.stats.host_tokens == 28
     check(second)
 
 

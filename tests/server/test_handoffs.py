@@ -149,6 +149,8 @@ def counted(server: Running) -> dict[str, float]:
 def run(pair: Pair, count: int) -> None:
     """A third of the requests, then the prefill engine is killed, then the decode engine."""
     wanted = expected(count)
+    ends = "the engine process ended"
+    before_all = {one: one.log.count(ends) for one in (pair.first, pair.second)}
     with ThreadPoolExecutor(4) as clients:
         answers = [clients.submit(pair.ask, at) for at in range(count)]
         for share, server in ((count // 3, pair.first), (2 * count // 3, pair.second)):
@@ -159,6 +161,8 @@ def run(pair: Pair, count: int) -> None:
             kill_engine(server)
         found = [one.result(PATIENCE) for one in answers]
     assert found == wanted
+    for server in (pair.first, pair.second):
+        assert server.log.count(ends) == before_all[server] + 1, "ended by itself as well"
 
 
 @pytest.mark.slow

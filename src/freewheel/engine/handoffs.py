@@ -100,6 +100,11 @@ class Handoffs:
         return oldest is not None and (self._awake.is_set() or time.monotonic() > oldest.until)
 
     @property
+    def awaits(self) -> bool:
+        """Pages are on their way here."""
+        return bool(self._awaited)
+
+    @property
     def computes(self) -> bool:
         """Prompts, for others: their requests need no more than a first token."""
         return self._post is not None

@@ -230,6 +230,9 @@ class TokenEngine:
             self._handoffs.step()
         if self._session.busy or self._handoffs is None:
             self._session.step()
+            rests = not self._llm.executor.in_flight
+            if self._handoffs is not None and self._handoffs.awaits and rests:
+                self._handoffs.wait()  # others of its requests may wait for what comes
         else:
             self._session.carry()
             self._handoffs.wait()

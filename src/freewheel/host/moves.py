@@ -87,6 +87,8 @@ class Moves:
         self._prefix = prefix
         self.tier = tier
         self.counts = TierCounts()
+        self.arriving = 0
+        """Blocks on their way from another engine: requests may wait for them as for any others."""
         self._ids = itertools.count()
         self._fresh: OrderedDict[Block, None] = OrderedDict()
         self._stores: dict[int, _Store] = {}

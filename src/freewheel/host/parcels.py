@@ -96,10 +96,12 @@ class Parcels:
             if kept is None:
                 break
             room.append(Arriving(kept, piece))
+        self._moves.arriving += len(room)
         return room
 
     def arrived(self, blocks: Sequence[Arriving], whole: bool) -> None:
         """They are here, or, unless `whole`, never will be."""
+        self._moves.arriving -= len(blocks)
         for block in blocks:
             block.kept.ready = True
             if block.kept.gone:

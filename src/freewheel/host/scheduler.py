@@ -280,7 +280,9 @@ class Scheduler:
     def check_stuck(self) -> None:
         """With no row to run. Raises FreewheelError if none ever will."""
         # A mask may have come since its row was left out.
-        stuck = self._live and not self._rounds and not self.moving
+        moves = self.roster.reservations.moves
+        comes = self.moving or (moves is not None and moves.arriving)
+        stuck = self._live and not self._rounds and not comes
         if stuck and all(r.guide is None for r in self._live.values()):
             raise FreewheelError("requests are live and nothing is in flight, but no row can run")
 
