@@ -61,7 +61,9 @@ def serves(x: Tensor, inputs: int, block_n: int, block_k: int) -> bool:
 
 
 COPIES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0]))
+# Each store of a warp fills whole sectors of 32 bytes.
 STORES = gl.constexpr(gl.BlockedLayout([8, 1], [16, 2], [1, 8], [0, 1]))
+WIDE_STORES = gl.constexpr(gl.BlockedLayout([4, 1], [32, 1], [1, 8], [0, 1]))
 CODES_SHARED = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
 
 
@@ -111,9 +113,11 @@ def _fetch(buffer, at, step, steps, WIDTH: gl.constexpr, live):
 @gluon.jit
 def _leave(total, out, part, m0, n0, M, N, TOKENS: gl.constexpr):
     """Store float32 [128, TOKENS] at token m0 and output n0 of `part`."""
-    value = gl.convert_layout(total.to(out.dtype.element_ty), STORES)
-    n = n0 + gl.arange(0, 128, gl.SliceLayout(1, STORES))
-    m = m0 + gl.arange(0, TOKENS, gl.SliceLayout(0, STORES))
+    wide: gl.constexpr = out.dtype.element_ty.primitive_bitwidth == 32
+    layout: gl.constexpr = WIDE_STORES if wide else STORES
+    value = gl.convert_layout(total.to(out.dtype.element_ty), layout)
+    n = n0 + gl.arange(0, 128, gl.SliceLayout(1, layout))
+    m = m0 + gl.arange(0, TOKENS, gl.SliceLayout(0, layout))
     target = out + (part * M + m).to(gl.int64)[None, :] * N + n[:, None]
     gl.store(target, value, mask=(m < M)[None, :] & (n < N)[:, None])
 
