@@ -142,9 +142,10 @@ def test_the_specification_gathers_a_bounded_number_of_keys() -> None:
 def test_a_call_that_names_the_rows_has_the_shape_of_one_that_does_not() -> None:
     query, latent = torch.zeros(2, 3, 4, 24), torch.zeros(5, 8, 24)
     slots = torch.zeros(2, 3, 6, dtype=torch.int32)
-    place = {"page_table": torch.zeros(2, 4, dtype=torch.int32), "rows": slots[:, 0, 0]}
-    expected = ops.sparse_mla(query, latent, slots, 1.0, 16, **place)
-    on_meta = {name: one.to("meta") for name, one in place.items()}
-    args = (query.to("meta"), latent.to("meta"), slots.to("meta"), 1.0, 16)
-    found = ops.sparse_mla(*args, **on_meta)
-    assert found.shape == expected.shape == (2, 3, 4, 16)
+    table, rows = torch.zeros(2, 4, dtype=torch.int32), slots[:, 0, 0]
+    args = (query, latent, slots, table, rows)
+    shapes = []
+    for q, keys, own, pages, which in (args, tuple(a.to("meta") for a in args)):
+        found = ops.sparse_mla(q, keys, own, 1.0, 16, page_table=pages, rows=which)
+        shapes.append(tuple(found.shape))
+    assert shapes == [(2, 3, 4, 16)] * 2
