@@ -21,7 +21,7 @@ from freewheel.server.metrics import ServerMetrics
 from freewheel.server.serving import Serving
 from freewheel.server.settings import ServerSettings
 from freewheel.server.tickets import Events, Ticket
-from freewheel.spec import FinishReason, SamplingParams
+from freewheel.spec import FinishReason, Handoff, SamplingParams
 
 CONTEXT = 100_000
 
@@ -57,6 +57,7 @@ class ScriptedLink(Link):
         cache_salt: str = "",
         priority: int = 0,
         shows: bool = False,
+        handoff: Handoff | None = None,
     ) -> Ticket:
         ticket = Ticket(f"{len(self.asked)}", prompt, params, events, opened=time.perf_counter())
         self.asked.append((prompt, params))
