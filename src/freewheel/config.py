@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from freewheel.errors import CheckpointError, ConfigError
 from freewheel.spec.handoff import KV_PORT, WireSettings, check_role
 from freewheel.spec.mesh import Mesh
+from freewheel.spec.options import Decisions, check_choice, check_range
 from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder
 from freewheel.spec.violation import Watch
 
@@ -67,6 +68,7 @@ class EngineConfig:
     CPU threads.
     `prefix_cache`: keep pages of ended requests, for those that begin alike.
     `host_cache_gb`: host memory, in GB of 10^9 bytes, for pages that the device has no room for.
+    `disk_cache_gb`: likewise in files of `disk_cache_dir` (None: what `disk_cache_folder` says).
     `prefill_share`: of the rounds while prompts wait and answers are under way, what share prompts
     get: more shortens the time to a first token, less the time between tokens.
     `device`: auto takes a CUDA device if there is one. `graph`: auto takes a CUDA graph on a CUDA
@@ -114,6 +116,8 @@ class EngineConfig:
     threads: int = 1
     prefix_cache: bool = True
     host_cache_gb: float = 0.0
+    disk_cache_gb: float = 0.0
+    disk_cache_dir: str | None = None
     prefill_share: float = 0.5
     deterministic: bool = False
     load_format: str = "safetensors"
@@ -147,13 +151,13 @@ class EngineConfig:
                 raise ConfigError(f"{name}: must be True or False, got {vars(self)[name]!r}")
         self._check_speculate()
         self._check_ranks()
-        _check_range("run_ahead", self.run_ahead, 0, MAX_RUN_AHEAD)
-        _check_range("chunk", self.chunk, MAX_VERIFY_WIDTH + 1, 1 << 16)
-        _check_range("max_batch", self.max_batch, 1, 1 << 12)
-        _check_range("prefill_batch", self.prefill_batch, 1, self.max_batch)
-        _check_range("threads", self.threads, 1, 1 << 10)
-        _check_range("cache_bytes", self.cache_bytes, 1, 1 << 50)
-        _check_range("max_grammars", self.max_grammars, 1, 256)
+        check_range("run_ahead", self.run_ahead, 0, MAX_RUN_AHEAD)
+        check_range("chunk", self.chunk, MAX_VERIFY_WIDTH + 1, 1 << 16)
+        check_range("max_batch", self.max_batch, 1, 1 << 12)
+        check_range("prefill_batch", self.prefill_batch, 1, self.max_batch)
+        check_range("threads", self.threads, 1, 1 << 10)
+        check_range("cache_bytes", self.cache_bytes, 1, 1 << 50)
+        check_range("max_grammars", self.max_grammars, 1, 256)
         self._check_tiers()
         self._check_canary()
         self._check_role()
@@ -166,20 +170,26 @@ class EngineConfig:
                 f"prefill_share: must be above 0 and below 1, got {self.prefill_share!r}"
             )
         if self.page_size is not None:
-            _check_range("page_size", self.page_size, 1, 1 << 12)
+            check_range("page_size", self.page_size, 1, 1 << 12)
         if self.context_len is not None:
-            _check_range("context_len", self.context_len, 2, 1 << 24)
-        _check_choice("drafter", self.drafter, DRAFTERS)
-        _check_choice("device", self.device, DEVICES)
-        _check_choice("graph", self.graph, GRAPHS)
-        _check_choice("dtype", self.dtype, DTYPES)
-        _check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
-        _check_choice("load_format", self.load_format, LOAD_FORMATS)
+            check_range("context_len", self.context_len, 2, 1 << 24)
+        check_choice("drafter", self.drafter, DRAFTERS)
+        check_choice("device", self.device, DEVICES)
+        check_choice("graph", self.graph, GRAPHS)
+        check_choice("dtype", self.dtype, DTYPES)
+        check_choice("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        check_choice("load_format", self.load_format, LOAD_FORMATS)
 
     def _check_tiers(self) -> None:
         size = self.host_cache_gb
         if isinstance(size, bool) or not isinstance(size, int | float) or not 0 <= size <= 1 << 20:
             raise ConfigError(f"host_cache_gb: must be 0 to {1 << 20}, got {size!r}")
+        if not 0 <= self.disk_cache_gb <= 1 << 20 or isinstance(self.disk_cache_gb, bool):
+            raise ConfigError(f"disk_cache_gb: must be 0 to {1 << 20}, got {self.disk_cache_gb!r}")
+        if self.disk_cache_gb and (not size or self.load_format == "dummy"):
+            why = "lies below host memory; give host_cache_gb too"
+            why = why if not size else "keeps what a model computed; dummy weights are drawn anew"
+            raise ConfigError(f"disk_cache_gb: {why}")
         if size and not self.prefix_cache:
             raise ConfigError("host_cache_gb: holds cached prefixes, and prefix_cache is off")
         if size and self.tp * self.dp > 1:
@@ -187,11 +197,11 @@ class EngineConfig:
 
     def _check_canary(self) -> None:
         if isinstance(self.canary, str):
-            _check_choice("canary", self.canary, (CANARY_ALL,))
+            check_choice("canary", self.canary, (CANARY_ALL,))
         else:
-            _check_range("canary", self.canary, 0, 1 << 16)
-        _check_range("perturb", self.perturb, 0, 1 << 30)
-        _check_range("perturb_seed", self.perturb_seed, 0, (1 << 63) - 1)
+            check_range("canary", self.canary, 0, 1 << 16)
+        check_range("perturb", self.perturb, 0, 1 << 30)
+        check_range("perturb_seed", self.perturb_seed, 0, (1 << 63) - 1)
         for name in ("strict", "perturb", "perturb_seed"):
             if vars(self)[name] and not self.canary:
                 raise ConfigError(f"{name}: needs a canary; give canary as well")
@@ -227,12 +237,12 @@ class EngineConfig:
             raise ConfigError(
                 f"speculate: must be 0 to {MAX_DEPTH}, or auto, got {self.speculate!r}"
             )
-        _check_range("speculate", self.speculate, 0, MAX_DEPTH)
+        check_range("speculate", self.speculate, 0, MAX_DEPTH)
 
     def _check_ranks(self) -> None:
-        _check_range("tp", self.tp, 1, MAX_RANKS)
-        _check_range("dp", self.dp, 1, MAX_RANKS)
-        _check_range("split_scan", self.split_scan, 1, 1 << 30)
+        check_range("tp", self.tp, 1, MAX_RANKS)
+        check_range("dp", self.dp, 1, MAX_RANKS)
+        check_range("split_scan", self.split_scan, 1, 1 << 30)
         if self.tp * self.dp == 1 and (self.ep or self.check_ranks):
             option = "ep" if self.ep else "check_ranks"
             raise ConfigError(f"{option}: is for several ranks; give tp or dp as well")
@@ -258,25 +268,6 @@ class EngineConfig:
     def depths(self) -> tuple[int, ...]:
         """Depths among which rounds are chosen; none, where there is one for all."""
         return () if isinstance(self.speculate, int) else AUTO_DEPTHS
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One resolved default and the reason for it, for `inspect` and logs."""
-
-    option: str
-    value: str
-    reason: str
-
-
-@dataclass
-class Decisions:
-    """Collected while an engine starts."""
-
-    made: list[Decision] = field(default_factory=list[Decision])
-
-    def note(self, option: str, value: object, reason: str) -> None:
-        self.made.append(Decision(option, str(value), reason))
 
 
 def find_model(name: str, load_format: str = "safetensors") -> Path:
@@ -332,15 +323,29 @@ def kernel_cache_folder(config: EngineConfig, decisions: Decisions) -> Path:
     return folder
 
 
+def disk_cache_folder(config: EngineConfig, decisions: Decisions) -> Path:
+    """The folder that keeps blocks of cached prefixes: the option, else `freewheel/blocks` in the
+    user's cache folder."""
+    if config.disk_cache_dir is not None:
+        return Path(config.disk_cache_dir).expanduser()
+    folder = _user_cache_folder() / "blocks"
+    decisions.note("disk_cache_dir", folder, "blocks serve the next start too")
+    return folder
+
+
+def _user_cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    home = Path(base) if base else Path(os.path.expanduser("~")) / ".cache"
+    return home / "freewheel"
+
+
 def _named_cache_folder(config: EngineConfig) -> tuple[Path, str]:
     if config.kernel_cache is not None:
         return Path(config.kernel_cache).expanduser(), "as asked for"
     for name in CACHE_VARIABLES:
         if os.environ.get(name):
             return Path(os.environ[name]).expanduser(), f"{name} says so"
-    base = os.environ.get("XDG_CACHE_HOME")
-    home = Path(base) if base else Path(os.path.expanduser("~")) / ".cache"
-    return home / "freewheel" / "kernels", "compiled kernels serve the next start too"
+    return _user_cache_folder() / "kernels", "compiled kernels serve the next start too"
 
 
 @dataclass(frozen=True)
@@ -385,15 +390,3 @@ def _is_folder(name: str) -> bool:
         return Path(name).expanduser().is_dir()
     except (OSError, RuntimeError):  # a name too long, a folder above it closed; no such user
         return False
-
-
-def _check_range(option: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{option}: must be a whole number, got {value!r}")
-    if not low <= value <= high:
-        raise ConfigError(f"{option}: must be between {low} and {high}, got {value}")
-
-
-def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{option}: must be one of {', '.join(choices)}; got {value!r}")

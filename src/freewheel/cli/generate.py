@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
@@ -23,6 +24,7 @@ from freewheel.cli.terminal import (
     write_pieces,
     write_prompt,
 )
+from freewheel.config import EngineConfig
 from freewheel.errors import RequestError
 from freewheel.spec import SamplingParams
 
@@ -51,6 +53,8 @@ def generate(
     dtype: o.Dtype = "auto",
     kv_cache_dtype: o.KvCacheDtype = "auto",
     host_cache_gb: o.HostCacheGb = 0.0,
+    disk_cache_gb: o.DiskCacheGb = 0.0,
+    disk_cache_dir: o.DiskCacheDir = None,
     canary: o.Canary = "off",
     strict: o.Strict = False,
     perturb: o.Perturb = 0,
@@ -64,34 +68,11 @@ def generate(
     json: o.Json = False,
 ) -> None:
     """Continue a prompt. The answer streams; on a terminal, accepted drafts are green."""
+    given: dict[str, Any] = locals()
     text = read_prompt(prompt)
-    llm = open_llm(
-        model,
-        prompt=text,
-        speculate=o.depth(speculate),
-        drafter=drafter,
-        device=device,
-        graph=graph,
-        run_ahead=run_ahead,
-        chunk=chunk,
-        context_len=context_len,
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        host_cache_gb=host_cache_gb,
-        canary=o.canary(canary),
-        strict=strict,
-        perturb=perturb,
-        perturb_seed=perturb_seed,
-        threads=threads,
-        deterministic=deterministic,
-        tp=tp,
-        dp=dp,
-        ep=ep,
-        check_ranks=check_ranks,
-        max_batch=1,
-        prefill_batch=1,
-        guard=json,
-    )
+    options = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
+    options |= {"speculate": o.depth(speculate), "canary": o.canary(canary)}
+    llm = open_llm(**options, prompt=text, max_batch=1, prefill_batch=1, guard=json)
     if json:
         write_json(answer_object(llm, list(llm.stream(text, params))))
         return

@@ -39,6 +39,12 @@ KvCacheDtype = Annotated[
 HostCacheGb = Annotated[
     float, typer.Option(help="Host memory for cached prefixes, in GB of 10^9 bytes; 0 is none.")
 ]
+DiskCacheGb = Annotated[
+    float, typer.Option(help="The same in files, below host memory; 0 is none.")
+]
+DiskCacheDir = Annotated[
+    str | None, typer.Option(help="Their folder; a restart finds them there again.")
+]
 Canary = Annotated[
     str,
     typer.Option(

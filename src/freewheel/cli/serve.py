@@ -76,6 +76,8 @@ def serve(
     dtype: o.Dtype = "auto",
     kv_cache_dtype: o.KvCacheDtype = "auto",
     host_cache_gb: o.HostCacheGb = 0.0,
+    disk_cache_gb: o.DiskCacheGb = 0.0,
+    disk_cache_dir: o.DiskCacheDir = None,
     canary: o.Canary = "off",
     strict: o.Strict = False,
     perturb: o.Perturb = 0,

@@ -13,6 +13,7 @@ from freewheel.engine.reader import Reader, Reading
 from freewheel.engine.timeline import RoundTimes
 from freewheel.engine.token_engine import (
     CanaryLoad,
+    DiskLoad,
     Load,
     PoolLoad,
     TierLoad,
@@ -51,6 +52,7 @@ __all__ = [
     "CanaryLoad",
     "Chunk",
     "DeviceTrace",
+    "DiskLoad",
     "GpuPlan",
     "HandoffLoad",
     "KernelTime",

@@ -20,7 +20,7 @@ from freewheel.engine.tokenizer import Tokenizer
 from freewheel.engine.wishes import adjustments_of
 from freewheel.errors import ConfigError, RequestError
 from freewheel.host import Alarm, DepthPolicy, Fleet, Request, Scheduler, TextStream
-from freewheel.runtime import build
+from freewheel.runtime import build, disk_index
 from freewheel.spec import Form, HostGrammar, SamplingParams, ShapeLadder, StepShape
 from freewheel.spec.picks import picked_layers
 from freewheel.structured import Compiler, GuideDesk, Wish
@@ -316,6 +316,7 @@ class LLM:
             policy=self._policy,
             host_slots=built.sizes.host_slots,
             alarm=self.alarm,
+            disk=disk_index(self.config, self.executor.mover.files),
         )
 
 

@@ -103,6 +103,7 @@ class Session:
         while not self._live and self._scheduler.moving:
             self._move(fresh=False, wait=True)
         if not self._live:
+            self._move(fresh=False, wait=False)  # what nobody waits for begins, at least
             self.timeline.forget()
 
     def ended(self, live: Live) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from freewheel.engine.handoffs import HandoffLoad, Handoffs
@@ -54,6 +54,22 @@ class TierLoad:
 
 
 @dataclass(frozen=True)
+class DiskLoad:
+    """Files below host memory: blocks, and bytes written and read. `failed`: blocks that could not
+    be written; `damaged`: files that were not what was written."""
+
+    blocks: int
+    used: int
+    stored: int
+    fetched: int
+    evicted: int
+    damaged: int
+    failed: int
+    bytes_out: int
+    bytes_in: int
+
+
+@dataclass(frozen=True)
 class CanaryLoad:
     """What a canary found changed, by kind; and the pages that it took out of use."""
 
@@ -83,6 +99,8 @@ class Load:
     """None where there are none."""
     device_forms: int = 0
     host_forms: int = 0
+    disk: DiskLoad | None = None
+    """None where there are no files."""
     canary: CanaryLoad | None = None
     """None where there is none."""
     handoffs: HandoffLoad | None = None
@@ -273,8 +291,23 @@ class TokenEngine:
             device_forms=self._forms["device"],
             host_forms=self._forms["host"],
             tiers=self._tiers(),
+            disk=self._disk(),
             canary=self._canary(),
             handoffs=None if self._handoffs is None else replace(self._handoffs.load),
+        )
+
+    def _disk(self) -> DiskLoad | None:
+        moves = self._session.scheduler.copies[0].roster.reservations.moves
+        files = self._llm.executor.mover.files
+        if moves is None or moves.disk is None or files is None:
+            return None
+        index = moves.disk.index
+        return DiskLoad(
+            blocks=index.blocks,
+            used=len(index),
+            bytes_out=files.bytes_out,
+            bytes_in=files.bytes_in,
+            **asdict(moves.disk.counts),
         )
 
     def _canary(self) -> CanaryLoad | None:

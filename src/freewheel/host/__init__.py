@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from freewheel.host.alarm import Alarm
 from freewheel.host.depth import DepthPolicy
+from freewheel.host.disk import DiskIndex
 from freewheel.host.fleet import Fleet
 from freewheel.host.guide import Guide
 from freewheel.host.pages import PageAllocator, RowAllocator
@@ -23,6 +24,7 @@ __all__ = [
     "Alarm",
     "Arriving",
     "DepthPolicy",
+    "DiskIndex",
     "Fleet",
     "Guide",
     "PageAllocator",

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from freewheel.errors import FreewheelError
+from freewheel.host.disk import DiskIndex, DiskMoves
 from freewheel.host.pages import PageAllocator
 from freewheel.host.prefix import Block, PrefixCache
 from freewheel.host.request import Request
@@ -82,7 +83,13 @@ class _Run:
 class Moves:
     """Decides what is copied, and keeps account of what is on its way."""
 
-    def __init__(self, pools: Sequence[PageAllocator], prefix: PrefixCache, tier: HostTier) -> None:
+    def __init__(
+        self,
+        pools: Sequence[PageAllocator],
+        prefix: PrefixCache,
+        tier: HostTier,
+        disk: DiskIndex | None = None,
+    ) -> None:
         self._pools = tuple(pools)
         self._prefix = prefix
         self.tier = tier
@@ -90,6 +97,7 @@ class Moves:
         self.arriving = 0
         """Blocks on their way from another engine: requests may wait for them as for any others."""
         self._ids = itertools.count()
+        self.disk = None if disk is None else DiskMoves(disk, tier, self._ids)
         self._fresh: OrderedDict[Block, None] = OrderedDict()
         self._stores: dict[int, _Store] = {}
         self._loads: dict[int, _Load] = {}
@@ -97,8 +105,8 @@ class Moves:
 
     @property
     def moving(self) -> int:
-        """Transfers that have not been reported to have ended."""
-        return len(self._stores) + len(self._loads)
+        """Transfers that have not been reported to have ended, but for those to files."""
+        return len(self._stores) + len(self._loads) + (0 if self.disk is None else self.disk.moving)
 
     def kept(self, block: Block) -> None:
         """The device holds a block that it did not hold before, or more of it."""
@@ -122,6 +130,8 @@ class Moves:
             self._fresh.pop(block, None)
         for key in keys:
             self.tier.forget(key)
+        if self.disk is not None:
+            self.disk.forget(keys)
         for load in self._loads.values():
             load.void = True
 
@@ -129,6 +139,8 @@ class Moves:
         """Forget everything."""
         self._fresh.clear()
         self.tier.clear()
+        if self.disk is not None:
+            self.disk.clear()
         for load in self._loads.values():
             load.void = True
 
@@ -139,7 +151,7 @@ class Moves:
             if self._wanted(block):
                 self._store(block)
         due, self._due = self._due, []
-        return due
+        return due if self.disk is None else due + self.disk.due()
 
     def fetch(self, request: Request, found: int) -> bool:
         """Whether the request is to wait for pages: for some on their way, or sent for just now.
@@ -148,6 +160,9 @@ class Moves:
         again when its turn comes is computed.
         """
         run = self._run(request)
+        have = max(len(run), found)
+        if self.disk is not None and self.disk.lift(request, self._prefix, have):
+            return True
         if len(run) < found or (len(run) == found and run.latest is None):
             return False
         sources = [*run.kept, *([] if run.latest is None else [run.latest])]
@@ -168,7 +183,7 @@ class Moves:
         """A transfer has ended. Raises KeyError for one that is not under way."""
         if result.id in self._stores:
             self._stored(self._stores.pop(result.id))
-        else:
+        elif self.disk is None or not self.disk.ended(result):
             self._landed(self._loads.pop(result.id), result.damaged)
 
     def check(self) -> None:
@@ -203,6 +218,8 @@ class Moves:
         self.counts.stored += 1
         store.kept.ready = True
         self.tier.settled(store.kept)
+        if self.disk is not None:
+            self.disk.kept(store.kept)
         self._take_back(store.pages)
 
     def _run(self, request: Request) -> _Run:

@@ -111,6 +111,7 @@ class Request:
     overdue: bool = False
     shielded: bool = False
     fetched: tuple[int, int] | None = None
+    lifted: bool = False  # blocks were sent for from files since it began to wait
     stats: RequestStats = field(default_factory=RequestStats)
     block_keys: list[bytes] = field(default_factory=list[bytes])
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from freewheel.host.disk import DiskIndex
 from freewheel.host.moves import Moves
 from freewheel.host.pages import PageAllocator, RowAllocator
 from freewheel.host.prefix import Block, PrefixCache
@@ -27,19 +28,22 @@ class Reservations:
         rows: int,
         prefix_cache: bool,
         host_slots: int = 0,
+        disk: DiskIndex | None = None,
     ) -> None:
         """`prefix_cache`: keep pages for later requests; groups that all forget have nothing to
-        keep. `host_slots`: blocks of them that host memory holds besides."""
+        keep. `host_slots`: blocks of them that host memory holds besides.
+        `disk`: what files hold below it."""
         self.pools = tuple(
             PageAllocator(group, pages) for group, pages in zip(groups, group_pages, strict=True)
         )
         self.rows = RowAllocator(rows)
         self.forgets = any(group.retention is not None for group in groups)
         keeps = prefix_cache and any(group.retention is None for group in groups)
-        self.prefix = PrefixCache(self.pools) if keeps else None
+        secret = None if disk is None else disk.secret
+        self.prefix = PrefixCache(self.pools, secret) if keeps else None
         self.moves: Moves | None = None
         if self.prefix is not None and host_slots:
-            self.moves = Moves(self.pools, self.prefix, HostTier(host_slots))
+            self.moves = Moves(self.pools, self.prefix, HostTier(host_slots), disk)
             self.prefix.watcher = self.moves
 
     @property

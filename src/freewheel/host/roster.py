@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from freewheel.errors import FreewheelError
+from freewheel.host.disk import DiskIndex
 from freewheel.host.footprint import Footprint
 from freewheel.host.queue import Queue
 from freewheel.host.request import Request, RequestState
@@ -29,11 +30,12 @@ class Roster:
         shelf: Shelf,
         prefix_cache: bool,
         host_slots: int = 0,
+        disk: DiskIndex | None = None,
     ) -> None:
         self.footprint = footprint
         self.shelf = shelf
         self.reservations = Reservations(
-            footprint.groups, footprint.group_pages, rows, prefix_cache, host_slots
+            footprint.groups, footprint.group_pages, rows, prefix_cache, host_slots, disk
         )
         self.waiting = Queue()
         self.running: list[Request] = []
@@ -161,7 +163,7 @@ class Roster:
         self.leave(request)
         request.stats.preemptions += 1
         request.overdue = request.shielded
-        request.fetched = None
+        request.fetched, request.lifted = None, False
         self.waiting.add(request)
 
     def leave(self, request: Request) -> None:

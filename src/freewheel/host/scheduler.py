@@ -12,6 +12,7 @@ from freewheel.errors import ConfigError, FreewheelError, RequestError
 from freewheel.host.alarm import Alarm
 from freewheel.host.chunks import widest_chunk
 from freewheel.host.depth import DepthPolicy, Pace
+from freewheel.host.disk import DiskIndex
 from freewheel.host.footprint import Footprint
 from freewheel.host.interleaving import Interleaving
 from freewheel.host.request import Request
@@ -103,6 +104,7 @@ class Scheduler:
         policy: DepthPolicy | None = None,
         host_slots: int = 0,
         alarm: Alarm | None = None,
+        disk: DiskIndex | None = None,
     ) -> None:
         if len(groups) != len(group_pages) or not groups:
             raise ConfigError(f"group_pages: {len(group_pages)} given for {len(groups)} groups")
@@ -121,7 +123,9 @@ class Scheduler:
         self.run_ahead = run_ahead
         width = widest_chunk(ladder, chunk)
         footprint = Footprint(groups, group_pages, ladder.decode[-1], width, row_width, ladder.lag)
-        self.roster = Roster(footprint, rows, shelf or Shelf(0, 0, 0), prefix_cache, host_slots)
+        self.roster = Roster(
+            footprint, rows, shelf or Shelf(0, 0, 0), prefix_cache, host_slots, disk
+        )
         self._live: dict[str, Request] = {}
         self._just_ended: dict[str, Request] = {}
         self._rounds: deque[tuple[StepPlan, list[Seat]]] = deque()

@@ -54,6 +54,10 @@ class HostTier:
     def find(self, key: bytes) -> Kept | None:
         return self._kept.get(key)
 
+    def parent(self, key: bytes) -> bytes | None:
+        """The block before one that is here; None if there is none before it."""
+        return self._parents.get(key)
+
     def touch(self, kept: Kept) -> None:
         """It is in use now."""
         if kept.key in self._kept:

@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from freewheel.config import Decisions, EngineConfig, find_model, kernel_cache_folder
+from freewheel.config import (
+    Decisions,
+    EngineConfig,
+    disk_cache_folder,
+    find_model,
+    kernel_cache_folder,
+)
 from freewheel.decode import ChainDrafter, Drafter, ForcedTarget, LookupDrafter, NoDrafter
 from freewheel.errors import CheckpointError, ConfigError
-from freewheel.host import Shelf
+from freewheel.host import DiskIndex, Shelf
 from freewheel.memory import Sizes, plan_memory, resolve_page_size, resolve_storage
 from freewheel.models import (
     LoadedModel,
@@ -26,6 +33,8 @@ from freewheel.models.load import Stock, has_mtp_weights, take_stock
 from freewheel.ops import kernels_lack, load_kernels
 from freewheel.runtime.describe import describe
 from freewheel.runtime.executor import Executor
+from freewheel.runtime.files import FileStore
+from freewheel.runtime.identity import cache_identity
 from freewheel.runtime.parallel import Alone, Channel, Follower, Peers, assemble
 from freewheel.runtime.rehearsal import open_device
 from freewheel.spec.cache import CacheGroup
@@ -33,6 +42,7 @@ from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.mesh import ALONE, Mesh
 from freewheel.spec.model import ModelSpec
 from freewheel.spec.shape import ECHOES, ShapeLadder
+from freewheel.spec.transfer import SlotPlan
 from freewheel.state.adjust import table_cells
 from freewheel.state.letters import TABLE_WORDS
 from freewheel.state.pool import DTYPES
@@ -121,10 +131,47 @@ def build(
         mesh=mesh,
         check_ranks=config.check_ranks,
         canary=config.watch,
+        files=open_files(config, folder, groups, (device, dtype, drafter), sizes, decisions),
     )
     resolved, notes = Resolved(device, graph, dtype, drafter), loaded.report.notes
     parts = (ladder, groups, sizes, executor, decisions, notes, resolved)
     return Built(folder.spec, *parts, config.max_grammars)
+
+
+def open_files(
+    config: EngineConfig,
+    folder: ModelFolder,
+    groups: tuple[CacheGroup, ...],
+    choices: tuple[str, ...],
+    sizes: Sizes,
+    decisions: Decisions,
+) -> FileStore | None:
+    """Where blocks go below host memory. Raises ConfigError for less room than for one."""
+    if not sizes.host_slots or not config.disk_cache_gb:
+        return None
+    size = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups))).bytes
+    told = (*choices, config.deterministic, config.load_format)
+    identity = cache_identity(folder.path, groups, told)
+    store = FileStore(disk_cache_folder(config, decisions), identity, size)
+    if not disk_blocks(config, store):
+        store.close()
+        raise ConfigError(
+            f"disk_cache_gb: {config.disk_cache_gb} does not hold one block of "
+            f"{store.file_bytes} bytes; raise it, or leave it out"
+        )
+    return store
+
+
+def disk_blocks(config: EngineConfig, store: FileStore) -> int:
+    """Blocks that `disk_cache_gb` hold."""
+    return int(config.disk_cache_gb * 1e9) // store.file_bytes
+
+
+def disk_index(config: EngineConfig, store: FileStore | None) -> DiskIndex | None:
+    """What the host knows of the files."""
+    if store is None:
+        return None
+    return DiskIndex(disk_blocks(config, store), store.secret, store.scan())
 
 
 def _check_tokenizer(size: int, spec: ModelSpec) -> None:

@@ -28,6 +28,7 @@ from freewheel.models.base import Model
 from freewheel.ops import kernels_loaded
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.deterministic import in_fixed_blocks
+from freewheel.runtime.files import FileStore
 from freewheel.runtime.mailbox import Mailbox, digest_of, outbox_shape
 from freewheel.runtime.mover import Mover
 from freewheel.runtime.parallel import Alone, Peers
@@ -92,10 +93,11 @@ class Executor:
         mesh: Mesh = ALONE,
         check_ranks: bool = False,
         canary: Watch | None = None,
+        files: FileStore | None = None,
     ) -> None:
         """`peers`: the other ranks that hold a share of the model; None if there are none.
 
-        `mesh`: how they share it. `canary`: what is watched for damage; None: nothing.
+        `mesh`: how they share it. `canary`: what to watch. `files`: where blocks go in the end.
         """
         self._replica = mesh.replica
         self._peers = Alone() if peers is None else peers
@@ -125,7 +127,7 @@ class Executor:
         self.clock = time.process_time if device == "cpu" else time.perf_counter
         self._streams = _open_streams(device)
         slot = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups)))
-        self.mover = Mover(self.cache, slot, sizes.host_slots, device, self.canary)
+        self.mover = Mover(self.cache, slot, sizes.host_slots, device, self.canary, files)
         self._pool = GraphPool() if graph == "cuda" else None
         self._mailbox = Mailbox(
             run_ahead, self._streams, self.counters, mesh.dp, self._picked, self._verdicts

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from freewheel.runtime.aside import Aside, Milestone, open_aside
+from freewheel.runtime.files import FileStore
 from freewheel.spec.transfer import (
     PART_BYTES,
     SUM_BYTES,
@@ -69,8 +70,10 @@ class Mover:
         slots: int,
         device: str,
         canary: Canary | None = None,
+        files: FileStore | None = None,
     ) -> None:
         self.slots = slots
+        self.files = files
         self._canary = canary
         self._waiting: deque[tuple[Transfer, int]] = deque()
         self._trips: deque[_Trip] = deque()
@@ -91,7 +94,11 @@ class Mover:
         self._weights = (index * 0x9E3779B97F4A7C15 % (1 << 62)) * 2 + 1  # int64 [words]
 
     def start(self, transfer: Transfer) -> None:
-        """It is under way; `go_on` does the work."""
+        """It is under way; `go_on` does the work, or the thread of the files."""
+        if transfer.way in (Way.DOWN, Way.UP):
+            assert self.files is not None
+            self.files.start(transfer, self._bytes_of)
+            return
         self._waiting.extend((transfer, index) for index in range(len(transfer.blocks)))
 
     def go_on(self, most: int = PIECE) -> None:
@@ -112,7 +119,7 @@ class Mover:
         results: list[TransferResult] = []
         while self._trips and self._trips[0].passed.passed():
             results.append(self._result(self._trips.popleft().transfer))
-        return results
+        return results if self.files is None else results + self.files.ended()
 
     def wait(self) -> list[TransferResult]:
         """As `ended`, but at least one, if any is under way: the host waits for it."""
@@ -120,6 +127,8 @@ class Mover:
             self.go_on()
         if self._trips:
             self._trips[0].passed.wait()
+        elif self.files is not None:
+            return self.files.ended(wait=True)
         return self.ended()
 
     def slot(self, index: int) -> Tensor:
@@ -147,6 +156,9 @@ class Mover:
     def relabel(self, slot: int, before: int, after: int) -> None:
         """A block came into the slot from where it had another label."""
         self._sum_in(self.slot(slot)).add_(after - before)
+
+    def _bytes_of(self, index: int) -> memoryview:
+        return np.asarray(self.slot(index)).data
 
     def _carry(self, way: Way, copy: BlockCopy) -> None:
         slot = self.slot(copy.slot)

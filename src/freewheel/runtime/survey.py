@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from freewheel.config import Decision, Decisions, EngineConfig, find_model
+from freewheel.config import Decisions, EngineConfig, find_model
 from freewheel.memory import Sizes, plan_memory, request_pages
 from freewheel.models import Catalogue, ModelFolder
 from freewheel.models.manifest import Progress, verify_manifest
@@ -23,6 +23,7 @@ from freewheel.runtime.build import (
 )
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.model import ModelSpec
+from freewheel.spec.options import Decision
 from freewheel.spec.shape import ShapeLadder
 from freewheel.state import Arena, CachePool, SequenceState
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from freewheel.engine import CanaryLoad, HandoffLoad, Load, PoolLoad, TierLoad
+from freewheel.engine import CanaryLoad, DiskLoad, HandoffLoad, Load, PoolLoad, TierLoad
 from freewheel.server.tickets import Ticket
 from freewheel.server.wire import Step
 from freewheel.spec import FinishReason
@@ -176,6 +176,8 @@ class EngineCollector(Collector):
         yield self._pages(load.pages)
         if load.tiers is not None:
             yield from self._tiers(load.tiers)
+        if load.disk is not None:
+            yield from self._disk(load.disk)
         if load.canary is not None:
             yield from self._canary(load.canary)
         if load.handoffs is not None:
@@ -202,6 +204,18 @@ class EngineCollector(Collector):
         yield family
         yield self._counter("host_cache_bytes_out", "Bytes copied there", tiers.bytes_out)
         yield self._counter("host_cache_bytes_in", "Bytes copied back", tiers.bytes_in)
+
+    def _disk(self, disk: DiskLoad) -> Iterator[Metric]:
+        yield self._gauge("disk_cache_blocks", "Blocks that files may hold", disk.blocks)
+        yield self._gauge("disk_cache_used_blocks", "Blocks in files", disk.used)
+        family = CounterMetricFamily(
+            f"{self._prefix}:disk_cache_events", "Files of blocks", labels=["model_name", "event"]
+        )
+        for event in ("stored", "fetched", "evicted", "damaged", "failed"):
+            family.add_metric([self._model, event], asdict(disk)[event])
+        yield family
+        yield self._counter("disk_cache_bytes_out", "Bytes written", disk.bytes_out)
+        yield self._counter("disk_cache_bytes_in", "Bytes read", disk.bytes_in)
 
     def _canary(self, canary: CanaryLoad) -> Iterator[Metric]:
         family = CounterMetricFamily(

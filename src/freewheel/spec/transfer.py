@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from freewheel.spec.cache import CacheGroup
+from freewheel.spec.filed import Filed
 
 PART_BYTES = 16
 """Where a field of a page begins in a slot is a multiple of this."""
@@ -22,6 +23,10 @@ class Way(StrEnum):
     """From the device to the host's memory."""
     IN = "in"
     """Back."""
+    DOWN = "down"
+    """From the host's memory to files."""
+    UP = "up"
+    """Back."""
 
 
 @dataclass(frozen=True)
@@ -30,26 +35,29 @@ class BlockCopy:
 
     `pages[g]`: pages of group g, in the order of the slot's places; none to leave the group out.
     `label`: stands for the block's key in its checksum, so that a slot read for another block's
-    is found out. 0 to 2**63 - 1.
+    is found out. 0 to 2**63 - 1. `filed`: of a copy between the slot and a file, whose it is.
     """
 
     slot: int
     label: int
     pages: tuple[tuple[int, ...], ...]
+    filed: Filed | None = None
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """Copies that start and are reported together."""
+    """Copies that start and are reported together. `gone`: blocks whose files are to be removed."""
 
     id: int
     way: Way
     blocks: tuple[BlockCopy, ...]
+    gone: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
 class TransferResult:
-    """A transfer has ended. `damaged`: which of its blocks were not what their checksum says."""
+    """A transfer has ended. `damaged`: which of its blocks were not what their checksum says, or
+    could not be written."""
 
     id: int
     damaged: frozenset[int] = frozenset()
