@@ -248,3 +248,15 @@ def test_stop_strings_of_another_form_are_refused_in_plain_words(stop: Any) -> N
 def test_a_plan_for_no_card_names_the_cards() -> None:
     with pytest.raises(ConfigError, match=r"^gpus: must be at least 1, got 0"):
         plan_gpus("demo", 0, batches=[1], context=64, speculate=0)
+
+
+def test_more_tokens_than_the_context_has_room_for_can_be_refused(llm: LLM) -> None:
+    """In the server's words. A default is no wish."""
+    prompt = [7] * (llm.context_len - 28)
+    with pytest.raises(RequestError, match=r"29 asked for.* has room for 28") as refused:
+        llm.check_room(prompt, SamplingParams(max_tokens=29))
+    assert refused.value.field == "max_tokens"
+    for most in (28, None, SamplingParams().max_tokens):
+        llm.check_room(prompt, SamplingParams(max_tokens=most))
+    (output,) = llm.generate([prompt], SamplingParams(temperature=0, ignore_eos=True))
+    assert len(output.token_ids) == 28 and output.finish_reason == "length"

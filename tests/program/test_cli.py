@@ -512,3 +512,24 @@ def test_chat_thinks_as_much_as_it_is_told(freewheel: Any, monkeypatch: pytest.M
         assert freewheel("chat", "demo", *arguments, stdin="").code == 0
         assert asked == [want]
     assert freewheel("chat", "demo", "--effort", "huge", stdin="").code == 2
+
+
+def test_a_long_prompt_is_read_under_a_bar_and_no_chunk_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(terminal, "messages", Console(file=screen, force_terminal=True, width=90))
+    llm: Any = SimpleNamespace(config=SimpleNamespace(chunk=16), computed=40)
+    chunks = [Chunk((), (token,), None, None) for token in range(3)]
+    assert list(terminal.read_first(llm, 64, iter(chunks))) == chunks
+    assert screen.getvalue() == ""
+    assert list(terminal.read_first(llm, 200, iter(chunks))) == chunks
+    assert "reading the prompt" in screen.getvalue() and "40/200" in screen.getvalue()
+
+
+def test_more_tokens_than_the_context_has_room_for_are_refused(
+    freewheel: Any, folders: dict[str, Path]
+) -> None:
+    ran = freewheel("generate", str(folders["t32"]), "--prompt", "abc", "--max-tokens", "999")
+    assert ran.code == 2 and ran.out == ""
+    assert "max_tokens: 999 asked for" in ran.err

@@ -26,6 +26,7 @@ from freewheel.cli.terminal import (
 )
 from freewheel.config import EngineConfig, find_model
 from freewheel.spec import SamplingParams
+from freewheel.spec.sampling import DEFAULT_MAX_TOKENS
 
 if TYPE_CHECKING:
     from freewheel import LLM, Chunk, engine
@@ -45,7 +46,7 @@ def chat(
     system: System = None,
     thinking: Thinking = False,
     effort: HowMuch = None,
-    max_tokens: o.MaxTokens = 256,
+    max_tokens: o.MaxTokens = DEFAULT_MAX_TOKENS,
     temperature: o.Temperature = 0.6,
     top_k: o.TopK = 0,
     top_p: o.TopP = 1.0,

@@ -73,6 +73,7 @@ def generate(
     options = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
     options |= {"speculate": o.depth(speculate), "canary": o.canary(canary)}
     llm = open_llm(**options, prompt=text, max_batch=1, prefill_batch=1, guard=json)
+    llm.check_room(text, params)
     if json:
         write_json(answer_object(llm, list(llm.stream(text, params))))
         return

@@ -14,6 +14,7 @@ import typer
 from freewheel.cli import options as o
 from freewheel.errors import RequestError
 from freewheel.spec import SamplingParams
+from freewheel.spec.sampling import DEFAULT_MAX_TOKENS
 
 Ids = list[int] | None
 Words = list[str] | None
@@ -42,7 +43,7 @@ PromptScores = Annotated[int | None, typer.Option(help="The same of the prompt's
 
 
 def sampling_params(
-    max_tokens: o.MaxTokens = 128,
+    max_tokens: o.MaxTokens = DEFAULT_MAX_TOKENS,
     min_tokens: Annotated[int, typer.Option(help="Tokens before which nothing ends it.")] = 0,
     temperature: o.Temperature = 0.6,
     top_k: o.TopK = 0,

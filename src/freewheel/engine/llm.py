@@ -14,7 +14,7 @@ from freewheel.chat import Ask, Chat, Effort, open_chat
 from freewheel.config import EngineConfig, find_model
 from freewheel.engine.conversation import Turns, conversations, messages_of
 from freewheel.engine.elsewhere import hint
-from freewheel.engine.output import Chunk, Logprobs, Output, Selection
+from freewheel.engine.output import Chunk, Output, Selection, joined
 from freewheel.engine.session import Live, Session
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.engine.wishes import adjustments_of
@@ -23,6 +23,7 @@ from freewheel.host import Alarm, DepthPolicy, Fleet, Request, Scheduler, TextSt
 from freewheel.runtime import build, disk_index
 from freewheel.spec import Form, HostGrammar, SamplingParams, ShapeLadder, StepShape
 from freewheel.spec.picks import picked_layers
+from freewheel.spec.sampling import DEFAULT_MAX_TOKENS
 from freewheel.structured import Compiler, GuideDesk, Wish
 
 Prompt = str | Sequence[int]
@@ -141,7 +142,7 @@ class LLM:
             self._session.check(request)
         try:
             live = self._queue(requests, at_once or len(requests))
-            return [_join(list(self._session.chunks(one))) for one in live]
+            return [joined(list(self._session.chunks(one))) for one in live]
         finally:
             self._session.close([request.id for request in requests])
 
@@ -168,6 +169,20 @@ class LLM:
         asked = [messages_of(turns) for turns in conversations(messages)]
         prompts = [self._encoding.prompt(turns, ask).ids for turns in asked]
         return self.generate(prompts, params, cache_salt=cache_salt)
+
+    def check_room(self, prompt: Prompt, params: SamplingParams) -> None:
+        """Raise RequestError if more tokens are asked for than the context has room for.
+
+        `generate` and `stream` end such an answer there. The default of `max_tokens` is no wish.
+        """
+        tokens = len(self._request(prompt, ONE_TOKEN, "").prompt)
+        asked, room = params.max_tokens, self.context_len - tokens
+        if asked is not None and asked > max(room, 0) and asked != DEFAULT_MAX_TOKENS:
+            raise RequestError(
+                "max_tokens",
+                f"{asked} asked for, but with a prompt of {tokens} tokens a context of "
+                f"{self.context_len} has room for {max(room, 0)}",
+            )
 
     def _queue(self, requests: list[Request], at_once: int) -> list[Live]:
         """Queue each request as soon as fewer than `at_once` of those before it are under way."""
@@ -373,20 +388,3 @@ def _is_list(value: object) -> bool:
 
 def _kind(value: object) -> str:
     return type(value).__name__
-
-
-def _join(chunks: list[Chunk]) -> Output:
-    last = chunks[-1]
-    assert last.finish_reason is not None and last.metrics is not None
-    return Output(
-        text="".join(chunk.text for chunk in chunks),
-        token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
-        finish_reason=last.finish_reason,
-        metrics=last.metrics,
-        logprobs=None if last.logprobs is None else _joined_logprobs(chunks),
-        prompt_logprobs=last.prompt_logprobs,
-    )
-
-
-def _joined_logprobs(chunks: list[Chunk]) -> tuple[Logprobs, ...]:
-    return tuple(one for chunk in chunks for one in chunk.logprobs or ())

@@ -126,3 +126,21 @@ class Selection:
     of: PickedLayers
     picks: tuple[tuple[int, ...], ...]
     token_id: int
+
+
+def joined(chunks: list[Chunk]) -> Output:
+    """The output that all chunks of an answer make."""
+    last = chunks[-1]
+    assert last.finish_reason is not None and last.metrics is not None
+    return Output(
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+        finish_reason=last.finish_reason,
+        metrics=last.metrics,
+        logprobs=None if last.logprobs is None else _joined_logprobs(chunks),
+        prompt_logprobs=last.prompt_logprobs,
+    )
+
+
+def _joined_logprobs(chunks: list[Chunk]) -> tuple[Logprobs, ...]:
+    return tuple(one for chunk in chunks for one in chunk.logprobs or ())

@@ -32,6 +32,9 @@ STRUCTURES = ("json_schema", "regex", "choice", "json_object", "grammar")
 
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "json_object")
 
+DEFAULT_MAX_TOKENS = 256
+"""Of a request that says nothing of it."""
+
 MIN_TEMPERATURE = 1e-3
 """Below it, logits divided by the temperature overflow; 0 itself is greedy."""
 
@@ -85,7 +88,7 @@ class SamplingParams:
     grammar_trigger: int | None = None
     thinking_token_budget: int | None = None
     seed: int | None = None
-    max_tokens: int | None = 256
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
