@@ -73,11 +73,15 @@ def generate(
     options = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
     options |= {"speculate": o.depth(speculate), "canary": o.canary(canary)}
     llm = open_llm(**options, prompt=text, max_batch=1, prefill_batch=1, guard=json)
+    _answer(llm, text, params, json)
+
+
+def _answer(llm: LLM, text: str, params: SamplingParams, json: bool) -> None:
     llm.check_room(text, params)
     if json:
         write_json(answer_object(llm, list(llm.stream(text, params))))
-        return
-    show(llm, text, params)
+    else:
+        show(llm, text, params)
 
 
 def read_prompt(prompt: str | None) -> str:
