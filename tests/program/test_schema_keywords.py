@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("outlines_core")
 
 from freewheel.structured import worker
-from freewheel.structured.schema import parsed
+from freewheel.structured.schema import Refusal, parsed
 from freewheel.structured.spelling import integers
 from freewheel.structured.tables import ByteAutomaton
 
@@ -339,3 +339,49 @@ def test_integers_between_bounds_are_all_spelt() -> None:
 def test_what_no_automaton_keeps_is_refused_by_name(schema: Schema, word: str) -> None:
     with pytest.raises(worker.Refusal, match=word):
         worker.form_of("json_schema", json.dumps(schema), [bytes([byte]) for byte in range(256)])
+
+
+BIT = {"type": "boolean"}
+ITEMS = {"type": "array", "items": BIT, "contains": {"const": True}}
+PAIR = {
+    "type": "array",
+    "items": thing({"x": {"$ref": "#/$defs/bit"}, "y": BIT}, "x"),
+    "contains": {"required": ["y"]},
+}
+AWRY: dict[str, str] = {
+    "no number in a list": '{"enum": [NaN]}',
+    "no number in a constant": '{"type": "object", "properties": {"a": {"const": -Infinity}}}',
+    "beyond all numbers in a list": '{"enum": [1e400]}',
+    "beyond all numbers as a bound": '{"type": "integer", "minimum": 1e400}',
+    "a multiple of nothing": '{"enum": [1, 2], "multipleOf": 0}',
+    "a truth as a bound": '{"type": "integer", "minimum": true}',
+    "a text as a length": '{"type": "string", "minLength": "x", "not": {"const": "y"}}',
+    "a text as a count": '{"type": "array", "items": {"enum": [1]}, "uniqueItems": true, '
+    '"minItems": "x"}',
+    "a bound of many digits": f'{{"type": "integer", "minimum": {"9" * 4000}}}',
+    "an array that holds itself": '{"$defs": {"A": {"type": "array", "items": {"$ref": "#/$defs/A"}'
+    ', "contains": {"$ref": "#/$defs/A"}}}, "$ref": "#/$defs/A"}',
+}
+
+
+@pytest.mark.parametrize("what", AWRY)
+def test_a_schema_that_is_none_is_refused_in_words(what: str) -> None:
+    """By a refusal, not by an error that ends the process of grammars."""
+    with pytest.raises(Refusal):
+        worker.regex_of("json_schema", AWRY[what])
+
+
+def test_a_definition_may_contain_something_and_another_definition() -> None:
+    schema = {
+        "$defs": {"flags": ITEMS, "pair": PAIR, "bit": BIT},
+        **thing({"a": {"$ref": "#/$defs/flags"}, "b": {"$ref": "#/$defs/pair"}}, "a", "b"),
+    }
+    automaton = worker.automaton_of(worker.regex_of("json_schema", json.dumps(schema)))
+    has, lacks = {"x": True, "y": False}, {"x": True}
+    for a, b, right in (
+        ([False, True], [lacks, has], True),
+        ([False], [has], False),
+        ([True], [lacks], False),
+        ([], [], False),
+    ):
+        assert takes(automaton, json.dumps({"a": a, "b": b})) == right

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ class Refusal(Exception):
 def parsed(source: str) -> Any:
     """The schema of JSON text, in as few keywords as may be. Raises Refusal for what is none."""
     try:
-        schema = json.loads(source)
+        schema = json.loads(source, parse_float=_finite, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise Refusal(f"is not JSON: {error}") from error
     if not isinstance(schema, dict):
@@ -41,6 +42,17 @@ def parsed(source: str) -> Any:
         return simplified(schema)
     except Nothing as nothing:
         raise Refusal("allows no value at all") from nothing
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise Refusal(f"has a number beyond all that can be written: {text[:40]}")
+    return number
+
+
+def _no_number(text: str) -> float:
+    raise Refusal(f"has {text}, which JSON has no word for")
 
 
 def read_schema(schema: Any, safe_pattern: Callable[[str], bool]) -> None:

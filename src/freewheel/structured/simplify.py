@@ -13,6 +13,7 @@ from typing import Any
 
 from freewheel.structured.merging import apart, kinds_of, merged, requiring, without
 from freewheel.structured.values import (
+    AWRY,
     NOTES,
     Nothing,
     Schema,
@@ -31,8 +32,6 @@ _OPPOSITES = {
     "exclusiveMinimum": "maximum",
     "exclusiveMaximum": "minimum",
 }
-_AWRY = (Unclear, TypeError, AttributeError, ValueError, KeyError)
-"""A schema that is not one, or not one for here: whoever reads on says why."""
 _TYPES = ("string", "number", "boolean", "null", "object", "array")
 _PLAIN = frozenset({"string", "integer"})
 
@@ -44,7 +43,7 @@ def simplified(schema: Any) -> Any:
     """`schema`, a whole one. Raises Nothing if no value satisfies it."""
     try:
         return Simplifier(schema).read(schema, 0)
-    except _AWRY:
+    except AWRY:
         return schema
 
 
@@ -103,7 +102,7 @@ class Simplifier:
                 continue
             try:
                 found = step(rest)
-            except _AWRY:
+            except AWRY:
                 continue
             if found != [rest] and len(found) <= MAX_BRANCHES:
                 return self._branches(found, depth)

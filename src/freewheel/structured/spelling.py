@@ -17,6 +17,7 @@ from typing import Any
 from freewheel.structured.merging import merged
 from freewheel.structured.simplify import excludes, simplified
 from freewheel.structured.values import (
+    AWRY,
     NOTES,
     Nothing,
     Schema,
@@ -32,6 +33,9 @@ MAX_PLACES = 64
 """Items of an array of bounded length that must contain something."""
 SPACE = "[ ]?"
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+MAX_DIGITS = 64
+"""Of a bound of integers."""
+_DEFINITIONS = ("$defs", "definitions")
 _LETTER = r'[^"\\\x00-\x1F\x7F-\x9F]'
 """A character that stands in a JSON string as it is."""
 _ANY_DIGITS = "[0-9]"
@@ -46,7 +50,8 @@ class Speller:
         self._stem = "part"
         while self._stem in source:
             self._stem += "x"
-        self._defs = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        self._defs = {key: root[key] for key in _DEFINITIONS if isinstance(root.get(key), dict)}
+        self._open: list[Any] = []  # definitions that are being read
 
     def expression(self, schema: Schema) -> str:
         """The whole schema's."""
@@ -68,21 +73,30 @@ class Speller:
             return schema
         try:
             found = self._spelt(schema)
-        except (Unclear, Nothing):
+        except (*AWRY, Nothing):
             found = None
         return self._inside(schema) if found is None else found
 
     def _inside(self, schema: Schema) -> Schema:
         found = dict(schema)
-        for name in ("properties", "$defs", "definitions"):
+        if isinstance(found.get("properties"), dict):
+            found["properties"] = {key: self._read(one) for key, one in found["properties"].items()}
+        for name in _DEFINITIONS:
             if isinstance(found.get(name), dict):
-                found[name] = {key: self._read(one) for key, one in found[name].items()}
+                found[name] = {key: self._definition(one) for key, one in found[name].items()}
         for name in ("anyOf", "prefixItems"):
             if isinstance(found.get(name), list):
                 found[name] = [self._read(one) for one in found[name]]
         if isinstance(found.get("items"), dict):
             found["items"] = self._read(found["items"])
         return found
+
+    def _definition(self, schema: Any) -> Any:
+        self._open.append(schema)
+        try:
+            return self._read(schema)
+        finally:
+            self._open.pop()
 
     def _spelt(self, schema: Schema) -> Schema | None:
         """None: there is nothing to spell. Raises Unclear for what cannot be."""
@@ -104,6 +118,8 @@ class Speller:
         if not set(rest) <= _BOUNDS | {"type", "not"} or ("not" in rest and not excludes(rest)):
             raise Unclear
         low, high = bounds(rest)
+        if any(len(str(one)) > MAX_DIGITS for one in (low, high) if one is not None):
+            raise Unclear
         out = rest["not"]["enum"] if "not" in rest else []
         gone = sorted({int(v) for v in out if identity(v)[0] == "number" and int(v) == v})
         parts = [
@@ -151,8 +167,34 @@ class Speller:
         least, most = rest.get("minItems", 0), rest.get("maxItems")
         return self._part(_bracketed(_with_one(any_item, self._sub(wanted), least, most)))
 
-    def _sub(self, schema: Schema) -> str:
-        return f"(?:{self._filled(self._build(self._read(self._defs | schema)))})"
+    def _sub(self, whole: Schema) -> str:
+        schema = {name: one for name, one in whole.items() if name not in _DEFINITIONS}
+        needed = self._needed(schema)
+        return f"(?:{self._filled(self._build(self._read(needed | schema)))})"
+
+    def _needed(self, schema: Schema) -> Schema:
+        """The definitions that a part refers to. Raises Unclear for one that the part is in."""
+        found: Schema = {name: {} for name in self._defs}
+        left: list[Any] = [schema]
+        while left:
+            one = left.pop()
+            left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+            reference = one.get("$ref") if isinstance(one, dict) else None
+            if not isinstance(reference, str):
+                continue
+            _, home, name, *_ = [*map(_unescaped, reference.split("/")), "", ""]
+            if home not in self._defs or name not in self._defs[home] or name in found[home]:
+                continue
+            found[home][name] = target = self._defs[home][name]
+            if any(target is each for each in self._open):
+                raise Unclear
+            left.append(target)
+        return found
+
+
+def _unescaped(part: str) -> str:
+    """Of a reference."""
+    return part.replace("~1", "/").replace("~0", "~")
 
 
 def integers(low: int | None, high: int | None) -> list[str]:

@@ -28,6 +28,10 @@ class Nothing(Exception):
     """No value is left."""
 
 
+AWRY = (Unclear, TypeError, AttributeError, ValueError, KeyError, ArithmeticError)
+"""A schema that is not one, or not one for here: whoever reads on says why."""
+
+
 def says(schema: Schema) -> Schema:
     """The keywords that allow or forbid something."""
     return {key: value for key, value in schema.items() if key not in NOTES}
@@ -113,8 +117,8 @@ def _few(rest: Schema) -> list[Any] | None:
 
 def bounds(rest: Schema) -> tuple[int | None, int | None]:
     """The least and the greatest integer that `rest` allows; None: no bound."""
-    lows = [math.ceil(rest["minimum"])] if "minimum" in rest else []
-    highs = [math.floor(rest["maximum"])] if "maximum" in rest else []
+    lows = [math.ceil(_number(rest["minimum"]))] if "minimum" in rest else []
+    highs = [math.floor(_number(rest["maximum"]))] if "maximum" in rest else []
     if "exclusiveMinimum" in rest:
         lows.append(math.floor(_number(rest["exclusiveMinimum"])) + 1)
     if "exclusiveMaximum" in rest:
