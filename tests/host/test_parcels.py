@@ -89,6 +89,18 @@ def test_only_blocks_of_the_requests_own_tokens_are_taken() -> None:
     check(second)
 
 
+def test_of_one_salt_only_those_of_the_same_are_taken() -> None:
+    """As in one engine: who salts otherwise does not learn by the time what others have asked."""
+    first, second = made(), made()
+    computed = run(first, "computed", LEFT)
+    _, pieces = packed(first, computed)
+    request = second.setup.request("answered", LEFT)
+    request.cache_salt = "another"
+    assert parcels(second).expect(request, 0, pieces) == []
+    assert not set(parcels(first).digests(computed)) & set(parcels(second).digests(request))
+    check(second)
+
+
 def test_where_a_window_is_missing_nothing_behind_the_last_whole_one_is_taken() -> None:
     first, second = made("and a window"), made("and a window")
     _, pieces = packed(first, run(first, "computed", LEFT))

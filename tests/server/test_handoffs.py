@@ -204,6 +204,10 @@ def test_a_prompt_changes_engines_in_a_chat_and_in_a_stream(pair: Pair) -> None:
         ({"bootstrap_host": "127.0.0.1", "bootstrap_room": 1, "n": 2}, "bootstrap_room"),
         ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
         ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
+        (
+            {"bootstrap_host": "127.0.0.1", "bootstrap_room": 1, "max_tokens": 0, "echo": True},
+            "max_tokens",
+        ),
     ],
 )
 def test_a_decode_engine_says_what_is_missing(pair: Pair, more: dict[str, Any], param: str) -> None:

@@ -110,11 +110,12 @@ class Parcels:
                 self._moves.tier.discard(block.kept)
 
     def digests(self, request: Request) -> list[str]:
-        """Of all tokens that the pages of each of the prompt's blocks follow from.
+        """Of all tokens that the pages of each of the prompt's blocks follow from, and of the salt.
 
-        As a block's key, but alike in every engine.
+        As a block's key, but alike in every engine: who salts otherwise finds nothing here either.
         """
-        size, found, before = self._prefix.block_size, list[str](), b""
+        size, found = self._prefix.block_size, list[str]()
+        before = request.cache_salt.encode()
         for at in range(0, self._prompt_blocks(request) * size, size):
             tokens = request.prompt[at + 1 if at else 0 : at + size + 1]
             before = blake2b(

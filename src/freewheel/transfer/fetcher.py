@@ -60,21 +60,23 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(AT_ONCE, "fetch")
 
     def begin(self, handoff: Handoff, first: int) -> Fetch:
-        """Fetch the prompt's blocks from the `first` on."""
-        fetch = Fetch()
-        self._threads.submit(self._fetch, fetch, handoff, first)
+        """Fetch the prompt's blocks from the `first` on. The time that it may take begins now."""
+        fetch, until = Fetch(), time.monotonic() + self._settings.seconds
+        self._threads.submit(self._fetch, fetch, handoff, first, until)
         return fetch
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _fetch(self, fetch: Fetch, handoff: Handoff, first: int) -> None:
+    def _fetch(self, fetch: Fetch, handoff: Handoff, first: int, until: float) -> None:
         assert handoff.source is not None
-        until = time.monotonic() + self._settings.seconds
         line: Line | None = None
+        # Until it is known that everything came, nothing did.
+        fetch.failure = "fetching it ended in an error of this engine's own"
         try:
             line = connect(*handoff.source, until)
             self._bring(line, fetch, handoff.room, first)
+            fetch.failure = None
         except WireError as error:
             fetch.failure = str(error)
         finally:
@@ -98,6 +100,7 @@ def _pieces(told: Any) -> tuple[Piece, ...]:
     """Raises WireError for anything else."""
     kinds = {one.name: one.type for one in fields(Piece)}
     types = {"int": int, "bool": bool, "str": str}
+    words = [name for name, kind in kinds.items() if kind == "int"]
     if not isinstance(told, list):
         raise WireError("the other engine named no blocks")
     for one in told:
@@ -105,6 +108,8 @@ def _pieces(told: Any) -> tuple[Piece, ...]:
             raise WireError("the other engine named something that is no block")
         if any(type(one[name]) is not types[str(kind)] for name, kind in kinds.items()):
             raise WireError("the other engine named a block that is none")
+        if not all(0 <= one[name] < 1 << 63 for name in words):
+            raise WireError("the other engine named a block beyond all memory")
     return tuple(Piece(**one) for one in told)
 
 

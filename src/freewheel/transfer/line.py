@@ -42,7 +42,7 @@ class Line:
             raise WireError(f"a message of {size} bytes; at most {MOST_BYTES} are taken")
         try:
             message = json.loads(self._take(size))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise WireError(f"a message that is no JSON: {error}") from error
         if not isinstance(message, dict):
             raise WireError("a message that is no object")
@@ -91,8 +91,11 @@ class Line:
 
 def connect(host: str, port: int, until: float) -> Line:
     """A line to the engine that listens there. Raises WireError."""
+    left = min(CONNECTING, until - time.monotonic())
+    if left <= 0:
+        raise WireError("too many prompts are fetched to begin with this one in time")
     try:
-        sock = socket.create_connection((host, port), timeout=CONNECTING)
-    except OSError as error:
+        sock = socket.create_connection((host, port), timeout=left)
+    except (OSError, ValueError) as error:  # a ValueError: no name that a host could have
         raise WireError(f"no engine at {host}:{port}: {error}") from error
     return Line(sock, until)

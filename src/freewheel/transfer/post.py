@@ -17,6 +17,12 @@ from freewheel.transfer.wire import Wire
 LINGER = 1.0
 """Seconds for the reader to close the connection itself, once it has what it wanted."""
 
+MOST_READERS = 256
+"""Connections at one time; who comes on top is turned away, and computes."""
+
+REST = 0.05
+"""Seconds to the next try where no connection could be taken."""
+
 
 @dataclass(eq=False)
 class _Parcel:
@@ -46,6 +52,7 @@ class Post:
         self._parcels: dict[str, _Parcel] = {}
         self._refused: dict[str, tuple[str, float]] = {}
         self._closed = False
+        self._places = threading.BoundedSemaphore(MOST_READERS)
         try:
             self._listener = socket.create_server(
                 (settings.host, settings.port),
@@ -90,21 +97,27 @@ class Post:
         self._listener.close()
 
     def _listen(self) -> None:
-        while True:
+        while not self._closed:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return
-            line = Line(sock, time.monotonic() + self._seconds)
-            threading.Thread(target=self._attend, args=(line,), name="reader", daemon=True).start()
+            except OSError:  # whoever knocked is gone, or files are used up for a while
+                time.sleep(REST)
+                continue
+            if not self._places.acquire(blocking=False):
+                sock.close()
+                continue
+            until = time.monotonic() + self._seconds
+            attend = threading.Thread(target=self._attend, args=(sock, until), daemon=True)
+            attend.start()
 
-    def _attend(self, line: Line) -> None:
+    def _attend(self, sock: socket.socket, until: float) -> None:
         try:
-            self._hand_over(line)
-        except WireError:
+            with sock:
+                self._hand_over(Line(sock, until))
+        except (WireError, OSError):
             pass  # the reader knows better, or nobody is there to be told
         finally:
-            line.close()
+            self._places.release()
             self._awake()
 
     def _hand_over(self, line: Line) -> None:

@@ -76,6 +76,8 @@ async def completions(body: CompletionRequest, serving: Served) -> Response:
     handing = handing_of(body, serving, len(prompts.ids))
     head = {"id": new_id("cmpl"), "object": "text_completion", "created": now(), "model": model}
     head |= handing.told()
+    if max_tokens == 0 and handing.handoff is not None:
+        raise ApiError(400, "max_tokens: must be at least 1 in a handoff", param="max_tokens")
     if max_tokens == 0 and params.prompt_logprobs is None:
         return json_response(head | _echo_only(prompts, body.n or 1))
     generation = serving.generate(

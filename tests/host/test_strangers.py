@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is said over the line between two engines, a prompt is brought whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from typing import Any
+
+import pytest
+
+from freewheel.spec.handoff import Handoff, Piece, WireSettings
+from freewheel.transfer import Fetch, Fetcher, Pair, Post
+from freewheel.transfer.post import MOST_READERS
+from freewheel.transfer.tcp_wire import TcpWire
+
+SETTINGS = WireSettings(port=0, seconds=3.0)
+PIECE = {"slot": 0, "address": 0, "label": 7, "latest": True, "tokens": "aa"}
+
+
+class Slots:
+    """Memory of four slots."""
+
+    slot_bytes = 64
+
+    def __init__(self) -> None:
+        self.slots = [bytearray([n] * self.slot_bytes) for n in range(4)]
+
+    def address(self, slot: int) -> int:
+        return slot * self.slot_bytes
+
+    def view(self, slot: int) -> memoryview:
+        return memoryview(self.slots[slot])
+
+    def stretches(self) -> list[tuple[int, int]]:
+        return []
+
+
+def fetcher(settings: WireSettings = SETTINGS) -> Fetcher:
+    return Fetcher(TcpWire(Slots()), Slots(), "layout", settings, _nothing)
+
+
+def _nothing() -> None: ...
+
+
+def framed(text: bytes) -> bytes:
+    return len(text).to_bytes(4, "big") + text
+
+
+def named(**changed: Any) -> bytes:
+    return framed(json.dumps({"pieces": [PIECE | changed], "card": {}}).encode())
+
+
+def peer(listener: socket.socket, said: bytes) -> None:
+    sock, _ = listener.accept()
+    with sock, suppress(ConnectionError):
+        sock.recv(1 << 16)
+        sock.sendall(said)
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(1 << 16):
+            pass
+
+
+def fetched(said: bytes) -> Fetch:
+    """From a peer that says this and no more."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, closing(fetcher()) as own:
+        threading.Thread(target=peer, args=(listener, said), daemon=True).start()
+        fetch = own.begin(Handoff("room", ("127.0.0.1", listener.getsockname()[1])), 0)
+        until = time.monotonic() + 20
+        while not fetch.done and time.monotonic() < until:
+            if fetch.pieces is not None:
+                fetch.take([Pair(1, 0, 0)])
+            time.sleep(0.002)
+    assert fetch.done
+    return fetch
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"\0\0",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        framed(b"[" * 100_000),
+        framed(b'{"pieces": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
+        framed(b"\xff\xfe{}"),
+        framed(b"null"),
+        framed(b'{"pieces": {}}'),
+        framed(b'{"pieces": [[]]}'),
+        framed(b'{"pieces": [], "card": []}'),
+        named(label=1 << 63),
+        named(label=-(1 << 200)),
+        named(label=True),
+        named(slot=-1),
+        named(address=1 << 64),
+        named(latest=1),
+        named(tokens=None),
+        named(more=1),
+    ],
+    ids=lambda said: repr(said[4:44]),
+)
+def test_garbage_is_a_failure_that_says_so(said: bytes) -> None:
+    """Never an error elsewhere, nor a fetch that counts as one that brought everything."""
+    fetch = fetched(said)
+    assert fetch.failure is not None and fetch.pieces in (None, ())
+
+
+def test_half_a_block_is_none() -> None:
+    fetch = fetched(named() + b"x" * (Slots.slot_bytes - 1))
+    assert fetch.pieces == (Piece(0, 0, 7, True, "aa"),)
+    assert fetch.failure is not None and "closed" in fetch.failure
+
+
+def test_a_prompt_behind_many_others_waits_no_longer_than_it_may() -> None:
+    """All threads wait for engines that say nothing; those that follow give up in time as well."""
+    own = fetcher(WireSettings(port=0, seconds=1.0))
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as silent, closing(own):
+        source, begun = ("127.0.0.1", silent.getsockname()[1]), time.monotonic()
+        fetches = [own.begin(Handoff(str(n), source), 0) for n in range(200)]
+        while not all(one.done for one in fetches):
+            assert time.monotonic() < begun + 20
+            time.sleep(0.01)
+        assert time.monotonic() < begun + 2.5  # four turns of a second without it
+    assert all(one.failure for one in fetches)
+
+
+@pytest.fixture
+def post() -> Iterator[Post]:
+    with closing(Post(TcpWire(Slots()), "layout", SETTINGS, _nothing)) as made:
+        yield made
+
+
+def told(post: Post, room: str) -> dict[str, Any]:
+    with socket.create_connection(("127.0.0.1", post.port), timeout=10) as sock:
+        own = {"room": room, "first": 0, "layout": "layout", "wire": "tcp"}
+        sock.sendall(framed(json.dumps(own).encode()))
+        size = int.from_bytes(sock.recv(4, socket.MSG_WAITALL), "big")
+        return json.loads(sock.recv(size, socket.MSG_WAITALL))
+
+
+def test_a_post_outlives_whoever_knocks(post: Post) -> None:
+    """Garbage, too many connections at once, and a process that is out of files."""
+    post.offer("room", [Piece(2, 128, 7, True, "aa")])
+    for said in (
+        b"",
+        b"\xff" * 4,
+        framed(b"[" * 100_000),
+        framed(b"{}"),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ):
+        with socket.create_connection(("127.0.0.1", post.port)) as sock:
+            sock.sendall(said)
+    with ExitStack() as crowd:
+        for _ in range(MOST_READERS + 40):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", post.port)))
+        assert threading.active_count() < MOST_READERS + 40
+    post._listener.settimeout(0.001)  # every accept fails, as it does without a free file
+    time.sleep(0.2)
+    post._listener.settimeout(None)
+    until = time.monotonic() + 10
+    while True:
+        try:
+            assert told(post, "room")["pieces"][0]["slot"] == 2
+            return
+        except (OSError, ValueError):  # places are free again as soon as the crowd is noticed
+            assert time.monotonic() < until
+            time.sleep(0.05)
