@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from freewheel import LLM
+from freewheel.server.serving import Serving
 from tests.server.running import Running
 
 ASKED = {"prompt": "Emma was", "temperature": 0, "max_tokens": 24, "ignore_eos": True}
@@ -90,3 +95,21 @@ def test_what_cannot_be_shown_is_refused_by_name(
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param
     assert server.post("/debug/selection", prompt="Emma", model="other").status_code == 404
+
+
+def test_nobody_waits_while_a_long_prompts_tokens_become_texts() -> None:
+    seen: list[int] = []
+
+    class Listening:
+        def decode(self, ids: Sequence[int], skip: bool) -> str:
+            seen.append(threading.get_ident())
+            return f"{ids[0]}{skip}"
+
+    async def texts(count: int) -> list[str]:
+        serving = cast(Serving, SimpleNamespace(tokenizer=Listening()))
+        return await Serving.token_texts(serving, range(count))
+
+    assert asyncio.run(texts(3)) == ["0False", "1False", "2False"]
+    seen.clear()
+    assert len(asyncio.run(texts(100_000))) == 100_000
+    assert threading.get_ident() not in seen

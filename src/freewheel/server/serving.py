@@ -99,6 +99,15 @@ class Serving:
         except RequestError as error:
             raise ApiError(400, str(error), param=param) from error
 
+    async def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Of each token alone."""
+
+        def each() -> list[str]:
+            return [self.tokenizer.decode([one], False) for one in ids]
+
+        # Long before a text has as many tokens as characters, others would wait for it.
+        return each() if len(ids) < LONG_TEXT // 16 else await asyncio.to_thread(each)
+
     async def converse(
         self, messages: Sequence[Message], ask: Ask, calling: Calling, param: str = "messages"
     ) -> Talk:

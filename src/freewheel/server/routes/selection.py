@@ -40,6 +40,7 @@ async def selection(body: SelectionRequest, serving: Served) -> Response:
         serving.check_ids(body.prompt, "prompt")
         ids = body.prompt
     serving.check_room(ids, 1, "prompt prompt")
+    texts = await serving.token_texts(ids) if body.return_token_strs else None
     given = {"cache_salt": body.cache_salt, "priority": body.priority}
     generation = serving.generate([Talk(ids)], ONE_TOKEN, shows=True, **given)
     choice = generation.choices[0]
@@ -59,8 +60,8 @@ async def selection(body: SelectionRequest, serving: Served) -> Response:
                 for layer, picks in zip(of.layers, told, strict=True)
             ],
         }
-        if body.return_token_strs:
-            shown["token_strs"] = [serving.tokenizer.decode([one], False) for one in ids]
+        if texts is not None:
+            shown["token_strs"] = texts
         return shown
 
     return Whole(generation, found)
