@@ -92,8 +92,8 @@ class EngineConfig:
     `canary`: check that pages, page tables and tokens are what the engine wrote. CANARY_ALL: all
     that the rows of a round hold, before it computes; a number: so many pages of each row and group
     in a decoding round, in turns; 0: off. What is damaged is computed anew; with `strict`, its
-    request ends with an error. `perturb`: damage something on purpose in every so many rounds, as
-    `perturb_seed` says.
+    request ends with an error. `perturb`: damage something on purpose in one of so many rounds,
+    as `perturb_seed` says.
     `role`: prefill computes prompts for other engines, decode fetches what these have computed,
     where a request says so. Pages travel from host memory to host memory, of which a role takes
     ROLE_CACHE_GB unless `host_cache_gb` says otherwise. `kv_*`: see WireSettings.

@@ -56,7 +56,7 @@ Strict = Annotated[
     bool, typer.Option("--strict", help="What the canary finds ends its request with an error.")
 ]
 Perturb = Annotated[
-    int, typer.Option(help="Damage something on purpose in every so many rounds; 0: never.")
+    int, typer.Option(help="Damage something on purpose in one of so many rounds; 0: never.")
 ]
 PerturbSeed = Annotated[int, typer.Option(help="Of the schedule of such damage.")]
 LoadFormat = Annotated[

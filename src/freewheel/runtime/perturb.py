@@ -43,7 +43,10 @@ class _Tenant:
 
 
 class Perturber:
-    """Damages one row of every `every`-th round that has one which is whole.
+    """Damages one row, if one is whole, in one of `every` rounds on the average.
+
+    By lot, not by turns: a request that takes as many rounds to be computed anew as lie between two
+    turns would never be done.
 
     `unread`: the most positions whose rows a drafter may not have stored.
     """
@@ -56,14 +59,12 @@ class Perturber:
         self._rng = random.Random(seed)
         self._tenants: dict[int, _Tenant] = {}
         self._widths: dict[tuple[int, int], int] = {}
-        self._rounds = 0
         self.done: list[Damage] = []
 
     def before(self, plan: StepPlan) -> None:
         """In the stream of rounds, before the round."""
         new = self._note(plan)
-        self._rounds += 1
-        if self._rounds % self._every == 0:
+        if self._rng.random() * self._every < 1:
             self._strike(plan, new)
         for row in plan.rows:
             self._tenants[row].ahead += plan.shape.width
