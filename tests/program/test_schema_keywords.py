@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("outlines_core")
 
+from freewheel.spec import HostGrammar
 from freewheel.structured import worker
 from freewheel.structured.schema import Refusal, parsed
 from freewheel.structured.spelling import integers
@@ -358,6 +359,13 @@ AWRY: dict[str, str] = {
     "a text as a length": '{"type": "string", "minLength": "x", "not": {"const": "y"}}',
     "a text as a count": '{"type": "array", "items": {"enum": [1]}, "uniqueItems": true, '
     '"minItems": "x"}',
+    "a broken length": '{"type": "string", "minLength": 2.5, "not": {"const": "y"}}',
+    "half a character": '{"enum": ["\\ud800"], "not": {"const": "x"}}',
+    "a long text to exclude": f'{{"type": "string", "not": {{"const": "{"z" * 5000}"}}}}',
+    "a text as needed names": '{"type": "object", "properties": {"a": {"type": "null"}}, '
+    '"required": "a"}',
+    "a text as names": '{"type": "object", "properties": {"a": {"type": "null"}}, '
+    '"not": {"required": "a"}}',
     "a bound of many digits": f'{{"type": "integer", "minimum": {"9" * 4000}}}',
     "an array that holds itself": '{"$defs": {"A": {"type": "array", "items": {"$ref": "#/$defs/A"}'
     ', "contains": {"$ref": "#/$defs/A"}}}, "$ref": "#/$defs/A"}',
@@ -385,3 +393,51 @@ def test_a_definition_may_contain_something_and_another_definition() -> None:
         ([], [], False),
     ):
         assert takes(automaton, json.dumps({"a": a, "b": b})) == right
+
+
+MONEY = {"type": "number", "minimum": 0.5}
+"""No table has it: the host follows."""
+FOLLOWED: dict[str, tuple[Schema, str, str]] = {
+    "maxProperties": (
+        thing({"m": MONEY}, maxProperties=1),
+        '{"m":0.75}',
+        '{"m":0.75,"x":1}',
+    ),
+    "propertyNames": (
+        thing({"m": MONEY, "ab": BIT}, propertyNames={"maxLength": 1}),
+        '{"m":2.5}',
+        '{"ab":true}',
+    ),
+    "dependentRequired": (
+        thing({"m": MONEY, "a": BIT}, dependentRequired={"a": ["m"]}),
+        '{"m":0.5,"a":true}',
+        '{"a":true}',
+    ),
+    "not": (
+        thing({"m": MONEY, "a": BIT}, **{"not": {"required": ["m", "a"]}}),
+        '{"m":0.5}',
+        '{"m":0.5,"a":true}',
+    ),
+    "a property that nothing satisfies": (
+        thing({"m": MONEY, "a": {"allOf": [BIT, {"type": "null"}]}}),
+        '{"m":0.5}',
+        '{"m":0.5,"a":true}',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_what_the_host_follows_allows_nothing_more_either(name: str) -> None:
+    """There, an object has any further properties, unless the schema says that it has none."""
+    pytest.importorskip("llguidance")
+    schema, good, bad = FOLLOWED[name]
+    vocabulary: list[bytes | None] = [bytes([byte]) for byte in range(256)]
+    form = worker.form_of("json_schema", json.dumps(schema), vocabulary)
+    assert isinstance(form, HostGrammar)
+    for text, right in ((good, True), (bad, False)):
+        matcher = worker.matcher_of(form.source, worker.tokenizer_of(vocabulary))
+        count = matcher.validate_tokens(list(text.encode()))
+        if count == len(text):
+            matcher.consume_tokens(list(text.encode()))
+        assert (count == len(text) and matcher.is_accepting()) == right
+        assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)) == right

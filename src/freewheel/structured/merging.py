@@ -51,6 +51,13 @@ def kinds_of(schema: Schema) -> list[str] | None:
     return kind if isinstance(kind, list) or kind is None else [kind]
 
 
+def names_in(told: Any) -> list[str]:
+    """Raises Unclear for what is no list of names: a text is one of letters, to Python."""
+    if not isinstance(told, list):
+        raise Unclear
+    return told
+
+
 def apart(first: Any, second: Any) -> bool:
     """No value satisfies both, for certain."""
     try:
@@ -74,7 +81,7 @@ def requiring(schema: Schema, name: str) -> Schema:
     """`schema` for objects that have the property `name`. Raises Nothing."""
     if name not in schema.get("properties", {}):
         raise Nothing
-    return schema | {"required": list(dict.fromkeys([*schema.get("required", ()), name]))}
+    return schema | {"required": list(dict.fromkeys([*names_in(schema.get("required", [])), name]))}
 
 
 def _opened(schema: Any) -> Schema:
@@ -140,7 +147,7 @@ def _both(first: Any, second: Any) -> Any:
 _RULES: dict[str, Callable[[Any, Any], Any]] = {
     "type": _types,
     "properties": _properties,
-    "required": lambda first, second: list(dict.fromkeys([*first, *second])),
+    "required": lambda first, second: list(dict.fromkeys([*names_in(first), *names_in(second)])),
     "additionalProperties": _both,
     "items": merged,
     "not": _neither,

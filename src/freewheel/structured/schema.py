@@ -118,6 +118,8 @@ class _Reader:
         if not isinstance(properties, dict) or not properties:
             raise Refusal(f"needs the properties of the object at {where}")
         required = rest.get("required", [])
+        if not isinstance(required, list):
+            raise Refusal(f"must list names in required at {where}, got {required!r}")
         missing = [name for name in required if name not in properties]
         if missing:
             raise Refusal(f"requires {missing[0]!r} at {where}, which is not among its properties")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from freewheel.structured.merging import apart, kinds_of, merged, requiring, without
+from freewheel.structured.merging import apart, kinds_of, merged, names_in, requiring, without
 from freewheel.structured.values import (
     AWRY,
     NOTES,
@@ -212,7 +212,8 @@ class Simplifier:
             parts = [_has(one, name) for one in found]
             found = [one for _, no in parts for one in no]
             found += _each(
-                [one for yes, _ in parts for one in yes], lambda o, n=others: _all_of(o, n)
+                [one for yes, _ in parts for one in yes],
+                lambda one, names=others: _all_of(one, names_in(names)),
             )
         return found
 
@@ -247,7 +248,7 @@ class Simplifier:
 
     def _by_parts(self, base: Schema, rest: Schema) -> Halves:
         yes, no = [base], list[Schema]()
-        for name in rest.get("required", ()):
+        for name in names_in(rest.get("required", [])):
             halves = [_has(one, name) for one in yes]
             yes = [one for good, _ in halves for one in good]
             no += [one for _, bad in halves for one in bad]

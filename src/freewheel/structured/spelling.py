@@ -35,6 +35,8 @@ SPACE = "[ ]?"
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
 MAX_DIGITS = 64
 """Of a bound of integers."""
+MAX_LETTERS = 256
+"""Of a text that is excluded."""
 _DEFINITIONS = ("$defs", "definitions")
 _LETTER = r'[^"\\\x00-\x1F\x7F-\x9F]'
 """A character that stands in a JSON string as it is."""
@@ -135,7 +137,12 @@ class Speller:
         if not set(rest) <= {"type", "not", "minLength", "maxLength"} or not excludes(rest):
             raise Unclear
         words = [word for word in rest["not"]["enum"] if isinstance(word, str)]
-        regex = other_texts(words, rest.get("minLength", 0), rest.get("maxLength"))
+        if max(map(len, words), default=0) > MAX_LETTERS:
+            raise Unclear
+        least, most = rest.get("minLength", 0), rest.get("maxLength")
+        if type(least) is not int or type(most) not in (int, type(None)):
+            raise Unclear
+        regex = other_texts(words, least, most)
         if regex is None:
             raise Unclear
         return self._part(f'"{regex}"')

@@ -9,6 +9,8 @@ made becomes a grammar that the host follows, if llguidance can.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -26,10 +28,12 @@ except ModuleNotFoundError as missing:
     give_up(missing)
 
 from freewheel.spec import Form, Grammar, HostGrammar
+from freewheel.structured.closing import closed
 from freewheel.structured.expressions import foreign
 from freewheel.structured.schema import Refusal, parsed, read_schema
 from freewheel.structured.spelling import Speller
 from freewheel.structured.tables import ByteAutomaton, byte_automaton, token_grammar
+from freewheel.structured.values import Unclear
 
 MAX_SOURCE = 1 << 18
 """Characters of a wish."""
@@ -68,11 +72,24 @@ def followed(kind: str, source: str, vocabulary: list[bytes | None]) -> HostGram
     _check_size(source)
     if kind == "choice":
         kind, source = "regex", regex_of(kind, source)
-    if kind == "json_schema":
-        source = json.dumps(parsed(source))
-    text = source_of(kind, source)
-    mask_of(matcher_of(text, tokenizer_of(vocabulary)), (0,), len(vocabulary))
-    return HostGrammar(text)
+    refused: Refusal | None = None
+    for spelling in _spellings(source) if kind == "json_schema" else (source,):
+        try:
+            text = source_of(kind, spelling)
+            mask_of(matcher_of(text, tokenizer_of(vocabulary)), (0,), len(vocabulary))
+            return HostGrammar(text)
+        except Refusal as refusal:
+            refused = refused or refusal
+    assert refused is not None
+    raise refused
+
+
+def _spellings(source: str) -> Iterator[str]:
+    """A schema as it is, and in fewer keywords."""
+    schema = parsed(source)
+    yield source
+    with suppress(Unclear):
+        yield json.dumps(closed(schema))
 
 
 def _check_size(source: str) -> None:
@@ -101,7 +118,7 @@ def _built(schema: dict[str, Any]) -> str:
     read_schema(schema, stands_in_json)
     try:
         return build_regex_from_schema(json.dumps(schema))
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # a TypeError: half a character
         raise Refusal(f"cannot be turned into a grammar: {error}") from error
 
 
