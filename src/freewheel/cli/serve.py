@@ -87,6 +87,7 @@ def serve(
     dp: o.Dp = 1,
     ep: o.Ep = False,
     check_ranks: o.CheckRanks = False,
+    deterministic: o.Deterministic = False,
     role: o.Role = None,
     kv_host: o.KvHost = "127.0.0.1",
     kv_port: o.KvPort = KV_PORT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from typing import Any
 
 from freewheel.config import EngineConfig
 from freewheel.spec.shape import ShapeLadder, StepShape
@@ -23,4 +24,10 @@ def read_description(text: str) -> tuple[EngineConfig, ShapeLadder, float | None
     decode = tuple(StepShape(**shape) for shape in ladder["decode"])
     prefill = tuple((batch, width) for batch, width in ladder["prefill"])
     rectangles = ShapeLadder(decode, prefill, ladder["depth"], ladder["lag"])
-    return EngineConfig(**found["config"]), rectangles, found["mean"]
+    options = {name: _option(value) for name, value in found["config"].items()}
+    return EngineConfig(**options), rectangles, found["mean"]
+
+
+def _option(value: Any) -> Any:
+    """JSON has lists alone."""
+    return tuple(value) if isinstance(value, list) else value

@@ -194,7 +194,8 @@ def end_with_parent() -> None:
     """End this process as soon as standard input closes."""
 
     def watch() -> None:
-        while sys.stdin.buffer.read(1 << 12):
+        # A buffered read would hold a lock that Python wants when this process ends by itself.
+        while os.read(sys.stdin.fileno(), 1 << 12):
             pass
         os._exit(0)
 
