@@ -257,6 +257,14 @@ def test_a_strict_canary_ends_the_request_alone(
     assert len(caplog.records) == 1 and "page_table" in caplog.text
 
 
+def test_a_request_that_a_strict_canary_ends_is_told_so(folders: dict[str, Path]) -> None:
+    tokens = TokenEngine(engine(folders["t32"], canary="all", strict=True, perturb=1))
+    tokens.submit("a", PROMPT, GREEDY)
+    steps = [step for _ in range(200) if tokens.busy for step in tokens.step()]
+    assert steps[-1].finish is FinishReason.ERROR
+    assert steps[-1].fault == "the canary found its pages or tokens damaged"
+
+
 def test_a_request_that_is_struck_without_end_is_given_up(folders: dict[str, Path]) -> None:
     watched = Watched(folders["t32"], run_ahead=0, prefix_cache=False)
     llm = watched.llm

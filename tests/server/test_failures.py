@@ -144,3 +144,14 @@ def test_the_queue_is_bounded_by_tokens() -> None:
     ledger.admit(5000, 1)
     with pytest.raises(ApiError, match="at most 10"):
         ledger.admit(1, 10)
+
+
+def test_a_request_that_a_canary_ends_is_told_what_was_found(tmp_path: Path) -> None:
+    watching = ("--strict", "--canary", "all", "--perturb", "3", "--graph", "eager")
+    with Running(tmp_path / "log", "--context-len", "512", *watching) as running:
+        running.wait_until_ready()
+        found = running.post("/v1/completions", **SHORT | {"max_tokens": 200, "ignore_eos": True})
+    assert found.status_code == 500
+    error = found.json()["error"]
+    assert error["code"] == "engine_error" and "NaN" not in error["message"]
+    assert error["message"].endswith("the canary found its pages or tokens damaged")

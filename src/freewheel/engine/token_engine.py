@@ -115,7 +115,7 @@ class TokenStep:
     computed, of these `cached_host_tokens` from host memory: set on
     its first step. `logprobs`: one for each token, if asked for.
     `prompt_logprobs`: on the first step with a token, if asked for. `picks`: likewise, of each
-    layer that picks keys.
+    layer that picks keys. `fault`: why it finished with an error, see `Request.fault`.
     """
 
     id: str
@@ -129,6 +129,7 @@ class TokenStep:
     logprobs: tuple[Logprobs, ...] | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     picks: tuple[tuple[int, ...], ...] | None = None
+    fault: str = ""
 
 
 @dataclass(eq=False)
@@ -369,6 +370,7 @@ def _step(guest: _Guest, chunk: Chunk) -> TokenStep:
         logprobs=chunk.logprobs,
         prompt_logprobs=prompt,
         picks=picks,
+        fault=live.request.fault,
     )
 
 

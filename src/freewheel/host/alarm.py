@@ -16,6 +16,9 @@ PATIENCE = 32
 """Violations in a row, with no token between them, behind which a request is given up: what it
 lies on is damaged again and again."""
 
+FAULT = "the canary found its pages or tokens damaged"
+"""What a request that it ends is told."""
+
 
 @dataclass
 class Alarm:
@@ -41,6 +44,8 @@ class Alarm:
         stats.violations = stats.violations + 1 if same else 1
         stats.violated_at = len(request.output)
         gives_up = self.strict or stats.violations > PATIENCE
+        if gives_up:
+            request.fault = FAULT
         log.error(
             "canary: %s of request %s changed (%d pages quarantined); it %s",
             " and ".join(violation.kinds),

@@ -84,7 +84,9 @@ class Request:
     served before them; `shielded`: it once was, and is not preempted for their sake.
     `shows`: it is asked which keys its last prompt token picks; `picks`: the answer.
     `fetched`: the stretch of its tokens whose pages came from host memory since it began to wait;
-    None: none were sent for. Raises RequestError if the stop ids exceed MAX_STOP_IDS.
+    None: none were sent for. `fault`: why it ended with an error, where more is known than that its
+    logits held NaN or nothing was left to choose. Raises RequestError if the stop ids exceed
+    MAX_STOP_IDS.
     """
 
     id: str
@@ -105,6 +107,7 @@ class Request:
     picks: tuple[tuple[int, ...], ...] = ()
     grammar_base: int = 0
     finish: FinishReason | None = None
+    fault: str = ""
     tenancy: Tenancy | None = None
     turn: int = -1  # the lower, the longer it has not been served
     arrival: int = -1  # the lower, the earlier it came

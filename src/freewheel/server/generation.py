@@ -22,6 +22,9 @@ from freewheel.spec import FinishReason, Handoff, SamplingParams
 ABNORMAL = ("abort", "error")
 """Ends that nobody here asked for."""
 
+UNKNOWN_FAULT = "its logits held NaN, or the request's bans and form left no token to choose"
+"""Why an answer ends with an error of which the engine says no more."""
+
 
 @dataclass(frozen=True)
 class Talk:
@@ -171,8 +174,7 @@ class Generation:
         if step.finish in ABNORMAL:
             raise ApiError(
                 500,
-                "the engine could not go on with this answer: its logits held NaN, or the "
-                "request's bans and form left no token to choose",
+                f"the engine could not go on with this answer: {step.fault or UNKNOWN_FAULT}",
                 code="engine_error",
             )
         finish = None if step.finish is None else FinishReason(step.finish)

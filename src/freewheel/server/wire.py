@@ -83,6 +83,7 @@ class Step(Struct, tag=True, omit_defaults=True):
     logprobs: tuple[Logprobs, ...] | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     picks: tuple[tuple[int, ...], ...] | None = None
+    fault: str = ""
 
 
 class Progress(Struct, tag=True):

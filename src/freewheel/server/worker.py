@@ -179,6 +179,7 @@ def _told(step: TokenStep) -> m.Step:
         step.logprobs,
         step.prompt_logprobs,
         step.picks,
+        step.fault,
     )
 
 

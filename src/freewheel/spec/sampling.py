@@ -40,7 +40,8 @@ MIN_TEMPERATURE = 1e-3
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. ERROR: its logits held NaN, or nothing was left to choose."""
+    """Why a request ended. ERROR: its logits held NaN, nothing was left to
+    choose, or a canary ended it."""
 
     STOP = "stop"
     LENGTH = "length"
