@@ -190,16 +190,19 @@ class EngineConfig:
             why = "lies below host memory; give host_cache_gb too"
             why = why if not size else "keeps what a model computed; dummy weights are drawn anew"
             raise ConfigError(f"disk_cache_gb: {why}")
+        if self.disk_cache_dir is not None and not self.disk_cache_gb:
+            raise ConfigError("disk_cache_dir: is for blocks in files; give disk_cache_gb as well")
         if size and not self.prefix_cache:
             raise ConfigError("host_cache_gb: holds cached prefixes, and prefix_cache is off")
         if size and self.tp * self.dp > 1:
             raise ConfigError("host_cache_gb: works on one device; leave it out, or use tp=1, dp=1")
 
     def _check_canary(self) -> None:
-        if isinstance(self.canary, str):
-            check_choice("canary", self.canary, (CANARY_ALL,))
-        else:
+        if not isinstance(self.canary, str):
             check_range("canary", self.canary, 0, 1 << 16)
+        elif self.canary != CANARY_ALL:
+            rule = f"must be off, all, or pages a round from 1 to {1 << 16}"
+            raise ConfigError(f"canary: {rule}; got {self.canary!r}")
         check_range("perturb", self.perturb, 0, 1 << 30)
         check_range("perturb_seed", self.perturb_seed, 0, (1 << 63) - 1)
         for name in ("strict", "perturb", "perturb_seed"):

@@ -392,7 +392,7 @@ def test_a_verdict_names_the_columns_that_are_wrong() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"canary": "some"}, "canary: must be one of all"),
+        ({"canary": "some"}, "canary: must be off, all, or pages"),
         ({"canary": -1}, "canary: must be between"),
         ({"canary": True}, "canary: must be a whole number"),
         ({"strict": True}, "strict: needs a canary"),

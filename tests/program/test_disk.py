@@ -306,6 +306,7 @@ def test_a_store_gives_back_what_it_took_and_to_its_own_kind_alone(tmp_path: Pat
     [
         ({"disk_cache_gb": 1}, "below host memory"),
         ({"disk_cache_gb": -1, "host_cache_gb": 1}, "disk_cache_gb: must be 0"),
+        ({"disk_cache_dir": "there", "host_cache_gb": 1}, "disk_cache_dir: is for blocks in files"),
         ({"disk_cache_gb": 1, "host_cache_gb": 1, "load_format": "dummy"}, "dummy weights"),
     ],
 )
