@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from freewheel import LLM, SamplingParams
 from freewheel.engine import TokenEngine
+from freewheel.engine.handoffs import MOST_TOLD, Failures
 from freewheel.errors import ConfigError, RequestError
 from freewheel.spec import Handoff
 
@@ -135,6 +137,36 @@ def test_a_prompt_that_nobody_has_is_computed() -> None:
     load = second.load().handoffs
     assert load is not None and load.blocks == 0 and load.failed == 2
     silent.close()
+
+
+def test_a_prompt_that_does_not_come_is_told_with_its_peer_and_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    first, second = pair("demo", "tcp", kv_seconds=1.0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        nobody = free.getsockname()[1]
+    asked, answers = prompts("demo")[1], Answers()
+    for room, port in {"a": nobody, "b": nobody, "c": first.kv_port}.items():
+        second.submit(room, asked, params(1), handoff=Handoff(room, ("127.0.0.1", port)))
+    with caplog.at_level(logging.WARNING, "freewheel.handoffs"):
+        drive([first, second], lambda: len(answers.ended) == 3, answers)
+    refused, absent = sorted((r.getMessage() for r in caplog.records), key=lambda t: "room" in t)
+    assert f"127.0.0.1:{nobody}" in refused and "refused" in refused
+    assert f"127.0.0.1:{first.kv_port}" in absent and "time" in absent
+
+
+def test_failures_of_one_kind_are_told_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    failures, peer = Failures(), ("host", 1)
+    with caplog.at_level(logging.WARNING, "freewheel.handoffs"):
+        for tenths in range(250):
+            failures.tell(peer, "gone", tenths / 10)
+        failures.tell(peer, "other\nline", 25.0)
+        failures.tell(("host", 2), "gone", 25.0)
+        for port in range(2000):
+            failures.tell(("many", port), "gone", 26.0)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told[:-2000]) == 5 and len(failures._told) == MOST_TOLD
+    assert "(99 more since the last line)" in told[1] and "other?line" in told[3]
 
 
 def test_others_go_on_while_a_request_waits_for_its_prompt() -> None:

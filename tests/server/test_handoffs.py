@@ -133,6 +133,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield made
 
 
+def test_each_server_says_its_role_and_wire(pair: Pair) -> None:
+    assert f"role prefill: hands prompts over at 127.0.0.1:{pair.kv_port}, wire " in pair.first.log
+    assert "role decode: fetches prompts from 127.0.0.1" in pair.second.log
+
+
 def kill_engine(server: Running) -> None:
     """The engine process alone; the server starts another."""
     os.kill(server.engine_pid(), signal.SIGKILL)

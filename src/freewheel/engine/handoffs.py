@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +18,16 @@ from freewheel.runtime import Built
 from freewheel.spec import FinishReason, Handoff
 from freewheel.transfer import Fetch, Fetcher, Pair, Post, open_wire
 
+log = logging.getLogger("freewheel.handoffs")
+
 PATIENCE = 0.005
 """Seconds to wait at a time where nothing else is to be done."""
+
+QUIET = 10.0
+"""Seconds in which one peer's failures for one reason are told once."""
+
+MOST_TOLD = 256
+"""Failures that are remembered as told; a router may name any number of ports."""
 
 Copies = Callable[[], tuple[Scheduler, ...]]
 
@@ -26,12 +35,14 @@ Copies = Callable[[], tuple[Scheduler, ...]]
 @dataclass
 class HandoffLoad:
     """Prompts since the engine began. `port`: where they are asked for; 0 where they are not.
+    `wire`: by what pages go.
 
     Of a prefill engine: `offered`, of these `read`, and `dropped` since nobody came in time. Of a
     decode engine: `fetched`, `blocks` of them, and `failed`, of which `failure` says the last.
     """
 
     port: int = 0
+    wire: str = ""
     offered: int = 0
     read: int = 0
     dropped: int = 0
@@ -39,6 +50,31 @@ class HandoffLoad:
     blocks: int = 0
     failed: int = 0
     failure: str = ""
+
+
+class Failures:
+    """Tells the log of prompts that did not come, but not of each."""
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[tuple[str, int], str], tuple[float, int]] = {}  # the oldest first
+
+    def tell(self, peer: tuple[str, int], why: str, now: float) -> None:
+        """One has failed, at `now` in seconds: the first of its peer and reason is told, and then
+        one in QUIET seconds, with the number of those between. `why` may be the peer's words."""
+        at, untold = self._told.get((peer, why), (now - QUIET, 0))
+        if now - at < QUIET:
+            self._told[peer, why] = at, untold + 1
+            return
+        self._told.pop((peer, why), None)
+        if len(self._told) >= MOST_TOLD:
+            del self._told[next(iter(self._told))]
+        self._told[peer, why] = now, 0
+        log.warning(
+            "handoff: a prompt did not come from %s:%d, so it is computed here: %s%s",
+            *peer,
+            "".join(letter if letter.isprintable() else "?" for letter in why),
+            f" ({untold} more since the last line)" if untold else "",
+        )
 
 
 @dataclass(eq=False)
@@ -62,6 +98,7 @@ class _Offer:
 class _Awaited:
     """A request that is queued once its pages came. `first`: of its blocks that are fetched."""
 
+    source: tuple[str, int] | None
     request: Request
     enter: Callable[[], None]
     first: int
@@ -90,6 +127,8 @@ class Handoffs:
         fetches = config.role == "decode"
         self._fetcher = Fetcher(wire, self._mover, *own[1:]) if fetches else None
         self.load.port = 0 if self._post is None else self._post.port
+        self.load.wire = wire.name
+        self._failures = Failures()
 
     @property
     def busy(self) -> bool:
@@ -132,7 +171,7 @@ class Handoffs:
         first, most = self._at.wanted(request)
         fetch = self._fetcher.begin(handoff, first)
         if first < most:
-            self._awaited.append(_Awaited(request, enter, first, fetch))
+            self._awaited.append(_Awaited(handoff.source, request, enter, first, fetch))
             return
         fetch.take(())  # the other engine is to know that nobody will come
         enter()
@@ -217,6 +256,8 @@ class Handoffs:
         self.load.failed += not whole
         self.load.failure = fetch.failure or self.load.failure
         self.load.blocks += len(blocks) if whole else 0
+        if fetch.failure is not None and one.source is not None:
+            self._failures.tell(one.source, fetch.failure, time.monotonic())
         one.enter()
         return True
 

@@ -29,6 +29,7 @@ from freewheel.server.protocol import bounded_protocol
 from freewheel.server.serving import Serving
 from freewheel.server.settings import ServerSettings
 from freewheel.spec import ModelSpec
+from freewheel.spec.handoff import LOOPBACK
 from freewheel.spec.picks import picked_layers
 
 log = logging.getLogger("freewheel.server")
@@ -122,6 +123,19 @@ def check_port(host: str, port: int) -> None:
         ) from error
 
 
+def role_of(link: Link) -> str | None:
+    """What the engine, once it is ready, does for others or they for it; None without a role."""
+    config, ready = link.config, link.ready
+    if ready is None or ready.load.handoffs is None:
+        return None
+    wire = ready.load.handoffs.wire
+    if config.role == "prefill":
+        host = f"[{config.kv_host}]" if ":" in config.kv_host else config.kv_host
+        return f"role prefill: hands prompts over at {host}:{ready.kv_port}, wire {wire}"
+    peers = ", ".join((*LOOPBACK, *config.kv_peers))
+    return f"role decode: fetches prompts from {peers} as requests say, wire {wire}"
+
+
 class Server(uvicorn.Server):
     """uvicorn's, that finishes answers before it ends, and says where it listens."""
 
@@ -168,6 +182,8 @@ class Server(uvicorn.Server):
         link = self._serving.link
         if link.state is EngineState.READY and not self._announced:
             self._announced = True
+            if (told := role_of(link)) is not None:
+                print(told, file=sys.stderr, flush=True)
             print("ready", file=sys.stderr, flush=True)
             log.info("the engine is ready after %.1f s", link.ready.seconds if link.ready else 0.0)
         if link.state is EngineState.UNFIT:
