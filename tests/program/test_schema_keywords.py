@@ -441,3 +441,104 @@ def test_what_the_host_follows_allows_nothing_more_either(name: str) -> None:
             matcher.consume_tokens(list(text.encode()))
         assert (count == len(text) and matcher.is_accepting()) == right
         assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)) == right
+
+
+STRANGE: dict[str, Any] = {
+    "foo": 1,
+    "minimun": 3,
+    "maxlength": 3,
+    "requierd": ["a"],
+    "additionalproperties": False,
+    "Type": "string",
+    "contentEncoding": "base64",
+    "contentMediaType": "application/json",
+    "x-order": 1,
+    "x-guidance": {"lenient": True},
+    "strict": True,
+    "nullable": False,
+    "dependencies": {"a": ["b"]},
+    "dependentSchemas": {"a": {"required": ["b"]}},
+    "additionalItems": False,
+    "unevaluatedItems": False,
+    "discriminator": {"propertyName": "a"},
+    "id": {"type": "string"},
+}
+PLACES: dict[str, Any] = {
+    "#": lambda one: one,
+    "#/properties/a": lambda one: thing({"a": one}, "a"),
+    "#/properties/a/items": lambda one: thing({"a": {"type": "array", "items": one}}),
+    "#/prefixItems/1": lambda one: {"type": "array", "prefixItems": [BIT, one]},
+    "#/items/0": lambda one: {"type": "array", "items": [one], "additionalItems": False},
+    "#/additionalItems": lambda one: {"type": "array", "items": [BIT], "additionalItems": one},
+    "#/anyOf/1": lambda one: {"anyOf": [BIT, one]},
+    "#/oneOf/0": lambda one: {"oneOf": [one, BIT]},
+    "#/allOf/0/anyOf/0": lambda one: {"allOf": [{"anyOf": [one, BIT]}]},
+    "#/$defs/n": lambda one: thing({"a": {"$ref": "#/$defs/n"}}) | {"$defs": {"n": one}},
+    "#/definitions/n": lambda one: {"definitions": {"n": one}, "type": "null"},
+    "#/$defs/n/$defs/m": lambda one: {"$defs": {"n": {"$defs": {"m": one}}}, "type": "null"},
+    "#/patternProperties/^a": lambda one: {"type": "object", "patternProperties": {"^a": one}},
+    "#/additionalProperties": lambda one: {"type": "object", "additionalProperties": one},
+    "#/propertyNames": lambda one: thing({"a": BIT}, propertyNames=one),
+    "#/not": lambda one: {"type": "string", "not": one},
+    "#/then": lambda one: thing({"a": BIT}, **{"if": {"required": ["a"]}, "then": one}),
+    "#/contains": lambda one: {"type": "array", "items": TEXT, "contains": one},
+    "#/examples/0": lambda one: {"$ref": "#/examples/0", "examples": [one]},
+    "#/ex%61mples/0": lambda one: {"$ref": "#/ex%61mples/0", "examples": [one]},
+}
+
+
+def form(schema: Schema) -> Any:
+    return worker.form_of("json_schema", json.dumps(schema), [bytes([n]) for n in range(256)])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("keyword", STRANGE)
+def test_a_keyword_that_nobody_enforces_is_refused_by_name_wherever_it_stands(
+    keyword: str, place: str
+) -> None:
+    schema = PLACES[place]({"type": "string", "maxLength": 2, keyword: STRANGE[keyword]})
+    with pytest.raises(Refusal) as caught:
+        form(schema)
+    assert f"uses {keyword!r} at {place}, " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "meant"), [("minimun", "minimum"), ("maxlength", "maxLength"), ("foo", None)]
+)
+def test_a_misspelt_keyword_is_refused_with_the_right_one(keyword: str, meant: str | None) -> None:
+    with pytest.raises(Refusal) as caught:
+        form({"type": "integer", keyword: 1})
+    assert str(caught.value).endswith(f"did you mean {meant!r}?" if meant else "be enforced")
+
+
+NAMES = {"foo": 1, "strict": True, "minimun": {"x-order": [{"requierd": 2}]}}
+NOT_KEYWORDS: dict[str, Schema] = {
+    "properties": thing({"foo": BIT, "strict": BIT}, "foo"),
+    "patternProperties": {"type": "object", "patternProperties": {"foo": BIT}},
+    "definitions": {"$defs": {"foo": BIT}, "definitions": {"strict": BIT}, "$ref": "#/$defs/foo"},
+    "dependentRequired": thing({"foo": BIT, "strict": BIT}, dependentRequired={"foo": ["strict"]}),
+    "enum": {"enum": [NAMES, 1]},
+    "const": {"const": NAMES},
+    "default": BIT | {"default": NAMES},
+    "examples": BIT | {"examples": [NAMES]},
+    "notes": BIT
+    | {"title": "t", "description": "d", "$comment": "c", "deprecated": True}
+    | {"readOnly": True, "writeOnly": False, "$schema": "s", "$id": "i"},
+    "an id of draft 4": BIT | {"id": "i"},
+    "an anchor": {"$defs": {"n": BIT | {"$anchor": "here"}}, "$ref": "#here"},
+    "a discriminator": {
+        "oneOf": [thing({"k": {"const": one}}, "k") for one in "ab"],
+        "discriminator": {"propertyName": "k", "mapping": {"a": "#/oneOf/0"}},
+    },
+    "further items": {"type": "array", "items": [BIT], "additionalItems": False},
+    "a reference to itself": {
+        "$defs": {"n": {"anyOf": [BIT, {"type": "array", "items": {"$ref": "#/$defs/n"}}]}},
+        "$ref": "#/$defs/n",
+    },
+}
+
+
+@pytest.mark.parametrize("name", NOT_KEYWORDS)
+def test_names_values_and_notes_are_no_keywords(name: str) -> None:
+    pytest.importorskip("llguidance")
+    assert form(NOT_KEYWORDS[name])

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from freewheel.structured.keywords import unenforced
 from freewheel.structured.simplify import simplified
 from freewheel.structured.values import NOTES, Nothing
 
@@ -38,6 +39,9 @@ def parsed(source: str) -> Any:
         raise Refusal(f"is not JSON: {error}") from error
     if not isinstance(schema, dict):
         raise Refusal(f"must be an object at #, got {schema!r}")
+    strange = unenforced(schema)
+    if strange is not None:
+        raise Refusal(strange)
     try:
         return simplified(schema)
     except Nothing as nothing:

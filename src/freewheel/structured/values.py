@@ -13,7 +13,7 @@ Schema = dict[str, Any]
 
 NOTES = frozenset(
     "title description default examples deprecated readOnly writeOnly $schema $id $comment "
-    "$defs definitions".split()
+    "$defs definitions discriminator".split()
 )
 """Keywords that allow and forbid nothing."""
 MAX_VALUES = 256
