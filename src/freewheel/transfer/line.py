@@ -17,6 +17,8 @@ MOST_BYTES = 16 << 20
 CONNECTING = 5.0
 """Seconds within which another engine takes a connection."""
 
+LATE = "no answer within the time that a request waits for its pages"
+
 
 class WireError(FreewheelError, RuntimeError):
     """Pages did not come: the other engine is gone, too slow, or of another kind."""
@@ -52,6 +54,8 @@ class Line:
         try:
             self._socket.settimeout(self._left())
             self._socket.sendall(raw)
+        except TimeoutError as error:
+            raise WireError(LATE) from error
         except OSError as error:
             raise WireError(f"the other engine went away: {error}") from error
 
@@ -62,6 +66,8 @@ class Line:
             try:
                 self._socket.settimeout(self._left())
                 count = self._socket.recv_into(room[at:])
+            except TimeoutError as error:
+                raise WireError(LATE) from error
             except OSError as error:
                 raise WireError(f"the other engine went away: {error}") from error
             if not count:
@@ -85,7 +91,7 @@ class Line:
     def _left(self) -> float:
         left = self.until - time.monotonic()
         if left <= 0:
-            raise WireError("no answer within the time that a request waits for its pages")
+            raise WireError(LATE)
         return left
 
 
