@@ -139,7 +139,7 @@ class LLM:
             for prompt, own, rank in zip(many, each, ranks, strict=True)
         ]
         for request in requests:
-            self._session.check(request)
+            self._check(request)
         try:
             live = self._queue(requests, at_once or len(requests))
             return [joined(list(self._session.chunks(one))) for one in live]
@@ -213,7 +213,7 @@ class LLM:
         """
         given = SamplingParams() if params is None else params
         request = self._request(prompt, given, cache_salt, priority=priority)
-        self._session.check(request)
+        self._check(request)
         return self._chunks(request)
 
     def selection(self, prompt: Prompt, *, cache_salt: str = "", priority: int = 0) -> Selection:
@@ -224,10 +224,18 @@ class LLM:
         before it. Raises RequestError if the prompt is invalid or the engine has several copies.
         """
         request = self._request(prompt, ONE_TOKEN, cache_salt, priority=priority, shows=True)
-        self._session.check(request)
+        self._check(request)
         for _ in self._chunks(request):
             pass
         return Selection(picked_layers(self.spec), request.picks, request.output[0])
+
+    def _check(self, request: Request) -> None:
+        """Raise RequestError if `request` could not be served, or not by this engine's role."""
+        if self.config.role is not None:
+            raise RequestError(
+                "role", "only servers take and give prompts: freewheel serve --role; leave it out"
+            )
+        self._session.check(request)
 
     def _chunks(self, request: Request) -> Generator[Chunk]:
         try:
