@@ -101,6 +101,20 @@ def test_struck_requests_answer_as_if_nothing_were(seed: int) -> None:
         assert pool.free + pool.cached + len(pool._lost) == pool.total
 
 
+def test_an_engine_without_room_says_how_many_pages_are_out_of_use() -> None:
+    engine, errors = made(0, pages=(24,), host_slots=0), list[str]()
+    Canary.share = 0.9
+    try:
+        for n in range(40):
+            engine.add(engine.setup.request(f"{n}", 20))
+        settle(engine)
+    except FreewheelError as error:
+        errors.append(str(error))
+    pool = engine.pools[0]
+    assert len(errors) == 1 and pool.condemned > pool.total // 2
+    assert f": {pool.condemned} of 24 pages of history are out of use, quarantined" in errors[0]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_an_engine_that_runs_out_of_trusted_pages_says_so(seed: int) -> None:
     """It neither hangs nor hands out what is not to be trusted: every request ends, or the engine
@@ -113,4 +127,7 @@ def test_an_engine_that_runs_out_of_trusted_pages_says_so(seed: int) -> None:
         settle(engine)
     except FreewheelError as error:
         assert "never fit" in str(error) or "no row can run" in str(error), error
+        pool = engine.pools[0]
+        counts = f"{pool.condemned} of {pool.total} pages of {pool.group.name}"
+        assert counts in str(error) and "are out of use, quarantined" in str(error), error
     engine.scheduler.roster.reservations.check()

@@ -135,6 +135,11 @@ class PageAllocator(IdPool):
         return len(self._idle) - len(self._settling)
 
     @property
+    def condemned(self) -> int:
+        """Pages that are never handed out again, those included that somebody still holds."""
+        return len(self._condemned)
+
+    @property
     def lent(self) -> int:
         """Owned pages that only copies under way own."""
         return sum(self._owners[page] == count for page, count in self._lent.items())

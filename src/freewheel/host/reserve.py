@@ -164,6 +164,18 @@ class Reservations:
                 self.prefix.condemn(group, pages)
         return count
 
+    @property
+    def loss(self) -> str:
+        """For an error: which pages are out of use, if any are."""
+        lost = [
+            f"{pool.condemned} of {pool.total} {pool.name}" for pool in self.pools if pool.condemned
+        ]
+        if not lost:
+            return ""
+        return (
+            f": {' and '.join(lost)} are out of use, quarantined since a canary found them damaged"
+        )
+
     def trim(self, tenancy: Tenancy) -> None:
         """Free the pages that lie wholly behind what later rounds may read."""
         if not self.forgets:

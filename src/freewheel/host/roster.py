@@ -151,7 +151,10 @@ class Roster:
             if tenancy.pending or self.reservations.promised(tenancy, tokens):
                 return None
             if len(self.running) == 1:
-                raise FreewheelError(f"request {request.id!r} was admitted, but can never fit")
+                raise FreewheelError(
+                    f"request {request.id!r} was admitted, but can never fit"
+                    f"{self.reservations.loss}"
+                )
             victim = max(self.running, key=lambda running: running.rank)
             self.preempt(victim)
             if victim is request:

@@ -288,7 +288,8 @@ class Scheduler:
         comes = self.moving or (moves is not None and moves.arriving)
         stuck = self._live and not self._rounds and not comes
         if stuck and all(r.guide is None for r in self._live.values()):
-            raise FreewheelError("requests are live and nothing is in flight, but no row can run")
+            loss = self.roster.reservations.loss
+            raise FreewheelError(f"requests wait, nothing is in flight, and no row can run{loss}")
 
     def collect(
         self, result: StepResult, now: float | None = None, spent: float | None = None
