@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from nixl_cu12 import _api as nixl
+from nixl_cu12 import _api as nixl  # pyright: ignore[reportMissingImports]  (an extra)
 
 from freewheel.transfer.line import Line, WireError
 from freewheel.transfer.wire import Memory, Pair
