@@ -7,7 +7,7 @@ them; the engine's own counts come with each of its reports.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
@@ -184,59 +184,50 @@ class EngineCollector(Collector):
             yield self._handoffs(load.handoffs)
 
     def _handoffs(self, handoffs: HandoffLoad) -> Metric:
-        family = CounterMetricFamily(
-            f"{self._prefix}:kv_handoffs",
-            "Prompts that changed engines, or were to",
-            labels=["model_name", "event"],
-        )
-        for event in ("offered", "read", "dropped", "fetched", "failed"):
-            family.add_metric([self._model, event], asdict(handoffs)[event])
+        events = ("offered", "read", "dropped", "fetched", "failed")
+        about = "Prompts that changed engines, or were to"
+        return self._events("kv_handoffs", about, events, asdict(handoffs))
+
+    def _events(
+        self,
+        name: str,
+        about: str,
+        events: tuple[str, ...],
+        counts: Mapping[str, int],
+        label: str = "event",
+    ) -> Metric:
+        """A counter of each of the events, which `counts` names."""
+        family = CounterMetricFamily(f"{self._prefix}:{name}", about, labels=["model_name", label])
+        for event in events:
+            family.add_metric([self._model, event], counts[event])
         return family
 
     def _tiers(self, tiers: TierLoad) -> Iterator[Metric]:
         yield self._gauge("host_cache_blocks", "Blocks that host memory has room for", tiers.slots)
         yield self._gauge("host_cache_used_blocks", "Blocks in host memory", tiers.used)
-        family = CounterMetricFamily(
-            f"{self._prefix}:cache_tier_blocks", "Blocks copied", labels=["model_name", "event"]
-        )
-        for event in ("stored", "fetched", "evicted", "lost", "damaged"):
-            family.add_metric([self._model, event], asdict(tiers)[event])
-        yield family
+        events = ("stored", "fetched", "evicted", "lost", "damaged")
+        yield self._events("cache_tier_blocks", "Blocks copied", events, asdict(tiers))
         yield self._counter("host_cache_bytes_out", "Bytes copied there", tiers.bytes_out)
         yield self._counter("host_cache_bytes_in", "Bytes copied back", tiers.bytes_in)
 
     def _disk(self, disk: DiskLoad) -> Iterator[Metric]:
         yield self._gauge("disk_cache_blocks", "Blocks that files may hold", disk.blocks)
         yield self._gauge("disk_cache_used_blocks", "Blocks in files", disk.used)
-        family = CounterMetricFamily(
-            f"{self._prefix}:disk_cache_events", "Files of blocks", labels=["model_name", "event"]
-        )
-        for event in ("stored", "fetched", "evicted", "damaged", "failed"):
-            family.add_metric([self._model, event], asdict(disk)[event])
-        yield family
+        events = ("stored", "fetched", "evicted", "damaged", "failed")
+        yield self._events("disk_cache_events", "Files of blocks", events, asdict(disk))
         yield self._counter("disk_cache_bytes_out", "Bytes written", disk.bytes_out)
         yield self._counter("disk_cache_bytes_in", "Bytes read", disk.bytes_in)
 
     def _canary(self, canary: CanaryLoad) -> Iterator[Metric]:
-        family = CounterMetricFamily(
-            f"{self._prefix}:canary_violations",
-            "Changes that the engine had not made",
-            labels=["model_name", "kind"],
-        )
-        for kind in ("kv", "page_table", "tokens"):
-            family.add_metric([self._model, kind], asdict(canary)[kind])
-        yield family
+        kinds = ("kv", "page_table", "tokens")
+        about = "Changes that the engine had not made"
+        yield self._events("canary_violations", about, kinds, asdict(canary), "kind")
         yield self._counter("canary_quarantined_pages", "Pages out of use", canary.pages)
 
     def _forms(self, load: Load) -> Metric:
-        family = CounterMetricFamily(
-            f"{self._prefix}:structured_requests",
-            "Requests of a stated form, by where they are held to it",
-            labels=["model_name", "form"],
-        )
-        family.add_metric([self._model, "device"], load.device_forms)
-        family.add_metric([self._model, "host"], load.host_forms)
-        return family
+        about = "Requests of a stated form, by where they are held to it"
+        counts = {"device": load.device_forms, "host": load.host_forms}
+        return self._events("structured_requests", about, tuple(counts), counts, "form")
 
     def _pages(self, pools: tuple[PoolLoad, ...]) -> Metric:
         family = GaugeMetricFamily(
