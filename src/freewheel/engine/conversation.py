@@ -17,8 +17,7 @@ Turns = Sequence[Mapping[str, Any] | Message]
 
 def conversations(given: Turns | Sequence[Turns]) -> list[Turns]:
     """One or several, as a list. Raises RequestError for what is neither."""
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes) or not given:
-        raise RequestError("messages", "must be a list of turns, or a list of such lists")
+    _check_list(given)
     if isinstance(given[0], Mapping | Message):
         return [given]  # type: ignore[list-item]
     return list(given)  # type: ignore[arg-type]
@@ -26,9 +25,13 @@ def conversations(given: Turns | Sequence[Turns]) -> list[Turns]:
 
 def messages_of(turns: Turns) -> list[Message]:
     """Raises RequestError, naming the turn, for one that is not of this form."""
-    if not isinstance(turns, Sequence) or isinstance(turns, str | bytes) or not turns:
-        raise RequestError("messages", "must be a list of turns, or a list of such lists")
+    _check_list(turns)
     return [_message(turn, f"turn {place}") for place, turn in enumerate(turns)]
+
+
+def _check_list(given: object) -> None:
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes) or not given:
+        raise RequestError("messages", "must be a list of turns, or a list of such lists")
 
 
 def _message(turn: Mapping[str, Any] | Message, where: str) -> Message:
