@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from freewheel import LLM, ops
+from freewheel import LLM, SamplingParams, ops
 from freewheel.config import EngineConfig
 from freewheel.errors import ConfigError
 from freewheel.graph import TapeGraph
+from freewheel.graph.dispatch import DispatchMode, OpOverload
 from freewheel.runtime import deterministic
 from freewheel.runtime.build import check_deterministic, find_folder
 from freewheel.runtime.deterministic import BLOCK, FixedBlocks, in_fixed_blocks
@@ -108,6 +110,55 @@ def test_blocks_become_part_of_a_captured_graph() -> None:
 def test_no_token_at_all_is_no_block() -> None:
     with FixedBlocks():
         assert F.linear(torch.zeros(0, INPUTS), weights()[0]).shape == (0, OUTPUTS)
+
+
+@pytest.mark.parametrize("name", ["t32", "t4"])
+def test_every_op_of_a_round_can_be_called_in_blocks(
+    folders: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CUDA the mode wraps whole rounds: here the same rounds run so on the CPU."""
+    module = importlib.import_module("freewheel.runtime.build")  # its name is a function too
+    monkeypatch.setattr(module, "check_deterministic", lambda *_: None)
+    texts = []
+    for wrapped in (False, True):
+        llm = LLM(
+            str(folders[name]), device="cpu", dtype="float64", speculate=3, deterministic=wrapped
+        )
+        (output,) = llm.generate([[5, 6, 7, 8, 9]], SamplingParams(max_tokens=12, temperature=0.0))
+        texts.append(output.token_ids)
+    assert texts[0] == texts[1]
+
+
+class Watch(DispatchMode):
+    """What reaches an op that takes `fixed`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[bool] = []
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        names = [argument.name for argument in func._schema.arguments]
+        if "fixed" in names:
+            given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+            self.told.append(given["fixed"])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("later", [(), ("page_table", "rows")])
+def test_an_op_is_told_of_one_order_whatever_other_arguments_it_has(later: tuple[str, ...]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(1, 2, 3, 20, generator=generator)
+    latent = torch.randn(2, 4, 20, generator=generator)
+    slots = torch.randint(8, (1, 2, 4), generator=generator, dtype=torch.int32)
+    pages = {
+        "page_table": torch.tensor([[0, 1]], dtype=torch.int32),
+        "rows": torch.zeros(1, dtype=torch.int32),
+    }
+    with Watch() as watch, FixedBlocks():
+        ops.sparse_mla(query, latent, slots, 0.3, 16, **{name: pages[name] for name in later})  # type: ignore[arg-type]
+    assert watch.told == [True]
 
 
 def test_where_it_cannot_be_kept_it_is_refused(folders: dict[str, Path]) -> None:

@@ -76,7 +76,7 @@ class FixedBlocks(DispatchMode):
         if func in _BY_TOKEN:
             return _token_by_token(func, _BY_TOKEN[func], args, kwargs)
         if func in _FIXED:
-            return func(*args, **{**kwargs, "fixed": True})
+            return _told(func, args, kwargs)
         if func not in _TOKENS:
             return func(*args, **kwargs)
         index, dim = _TOKENS[func]
@@ -89,6 +89,14 @@ class FixedBlocks(DispatchMode):
 
         out = by_blocks(product, (tokens,), dim)
         return out.view(*args[0].shape[:-1], -1) if func is ops.wide_linear else out
+
+
+def _told(func: OpOverload, args: Args, kwargs: dict[str, Any]) -> Any:
+    """`func` with `fixed`, which the dispatcher has put among `args` if a later argument is."""
+    place = [argument.name for argument in func._schema.arguments].index("fixed")
+    if place < len(args):
+        return func(*args[:place], True, *args[place + 1 :], **kwargs)
+    return func(*args, **{**kwargs, "fixed": True})
 
 
 def _token_by_token(
