@@ -89,6 +89,30 @@ def test_prompts_that_left_host_memory_come_back_from_files_and_after_a_restart(
     assert load is not None and load.used == len(files(place)) <= load.blocks
 
 
+@BOTH
+def test_what_a_file_brought_counts_as_the_disk_s_once_and_as_host_memory_s_after(
+    folders: dict[str, Path], family: str, tmp_path: Path
+) -> None:
+    place, prompts = tmp_path / "blocks", turns(3, 2)
+    llm = small(folders[family], place)
+    ask(llm, prompts)
+    settle(llm)
+    store_of(llm).close()
+    another = small(folders[family], place)
+    filed = another.generate([prompts[0]], GREEDY)[0].metrics
+    assert filed.cached_disk_tokens == filed.cached_tokens > 0 == filed.cached_host_tokens
+    on_device = another.generate([prompts[0]], GREEDY)[0].metrics
+    assert on_device.cached_tokens == filed.cached_tokens
+    assert on_device.cached_disk_tokens == on_device.cached_host_tokens == 0
+    reservations = another._session.scheduler.copies[0].roster.reservations
+    for group, pool in enumerate(reservations.pools):
+        assert reservations.prefix is not None
+        reservations.prefix.make_room(group, pool.total)
+    in_memory = another.generate([prompts[0]], GREEDY)[0].metrics
+    assert in_memory.cached_host_tokens == filed.cached_tokens
+    assert in_memory.cached_disk_tokens == 0
+
+
 def test_another_model_precision_or_salt_finds_nothing(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ class Metrics:
 
     `arrivals`: one for each round that decided at least one token, the one that ended the prompt
     included. `cached_tokens` of the prompt's were not computed, because an earlier request had;
-    `cached_host_tokens` of these came from host memory.
+    `cached_host_tokens` of these came from host memory, `cached_disk_tokens` from files.
     `drafted` drafts were verified in all, `accepted` of those became output.
     """
 
@@ -44,6 +44,7 @@ class Metrics:
     form: str | None = None
     """Where the answer was held to its form: "device" (a table) or "host" (masks), or None."""
     cached_host_tokens: int = 0
+    cached_disk_tokens: int = 0
 
     @property
     def rounds(self) -> int:

@@ -221,6 +221,7 @@ def _metrics(live: Live) -> Metrics:
         prompt_tokens=len(request.prompt),
         cached_tokens=request.stats.cached_tokens,
         cached_host_tokens=request.stats.host_tokens,
+        cached_disk_tokens=request.stats.disk_tokens,
         completion_tokens=len(request.output),
         drafted=request.stats.drafted,
         accepted=sum(arrival.accepted for arrival in arrivals),

@@ -112,8 +112,8 @@ class TokenStep:
     """What one letter brought one request: `tokens`, the first `accepted` of `drafted` drafts.
 
     `queued_seconds`: how long it waited for a row, and `cached_tokens` of its prompt that were not
-    computed, of these `cached_host_tokens` from host memory: set on
-    its first step. `logprobs`: one for each token, if asked for.
+    computed, of these `cached_host_tokens` from host memory and `cached_disk_tokens` from files:
+    set on its first step. `logprobs`: one for each token, if asked for.
     `prompt_logprobs`: on the first step with a token, if asked for. `picks`: likewise, of each
     layer that picks keys. `fault`: why it finished with an error, see `Request.fault`.
     """
@@ -126,6 +126,7 @@ class TokenStep:
     queued_seconds: float | None
     cached_tokens: int | None = None
     cached_host_tokens: int = 0
+    cached_disk_tokens: int = 0
     logprobs: tuple[Logprobs, ...] | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     picks: tuple[tuple[int, ...], ...] | None = None
@@ -367,6 +368,7 @@ def _step(guest: _Guest, chunk: Chunk) -> TokenStep:
         queued_seconds=guest.queued if first else None,
         cached_tokens=live.request.stats.cached_tokens if first else None,
         cached_host_tokens=live.request.stats.host_tokens if first else 0,
+        cached_disk_tokens=live.request.stats.disk_tokens if first else 0,
         logprobs=chunk.logprobs,
         prompt_logprobs=prompt,
         picks=picks,

@@ -219,6 +219,7 @@ class DiskMoves:
         kept.ready = True
         self._tier.settled(kept)
         if not damaged:
+            kept.filed = True
             self.counts.fetched += 1
             return
         self.counts.damaged += 1

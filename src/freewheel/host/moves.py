@@ -330,6 +330,10 @@ class Moves:
             self._prefix.adopt_latest(parent, load.latest)
         first = load.known * size
         load.request.fetched = (first, first + min(good, len(load.pages)) * size)
+        brought = load.links[: min(good, len(load.pages))]
+        load.request.filed = tuple(first + n * size for n, k in enumerate(brought) if k.filed)
+        for kept in brought:
+            kept.filed = False
 
     def _take_back(self, pages: Sequence[Sequence[int]]) -> None:
         for pool, own in zip(self._pools, pages, strict=True):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -36,8 +37,8 @@ class RequestState(StrEnum):
 class RequestStats:
     """Counted from collected letters. `dropped`: tokens of letters that came after the end of the
     tenancy that they belonged to. `cached_tokens`: prompt tokens whose pages were found when the
-    request was first admitted; `host_tokens` of these came from host
-    memory. `violations`: those that a canary found when the output had `violated_at` tokens, the
+    request was first admitted; of these `host_tokens` came from host memory, and `disk_tokens` from
+    files. `violations`: those that a canary found when the output had `violated_at` tokens, the
     latest time. `first_token_time` is whatever clock the caller of `collect` reads."""
 
     prefill_rounds: int = 0
@@ -48,10 +49,18 @@ class RequestStats:
     dropped: int = 0
     cached_tokens: int = 0
     host_tokens: int = 0
+    disk_tokens: int = 0
     violations: int = 0
     violated_at: int = -1
     first_token_round: int | None = None
     first_token_time: float | None = None
+
+    def found(self, start: int, fetched: tuple[int, int], filed: Sequence[int], size: int) -> None:
+        """Its first `start` tokens need not be computed; `size`: of a block."""
+        self.cached_tokens = start
+        self.disk_tokens = sum(max(0, min(at + size, start) - at) for at in filed)
+        first, last = fetched
+        self.host_tokens = max(0, min(last, start) - first) - self.disk_tokens
 
     def count(self, row: RowResult, prompt: bool, round_id: int, now: float | None) -> None:
         """Add what a letter says of the request's row. `prompt`: it was a prompt round."""
@@ -84,8 +93,9 @@ class Request:
     served before them; `shielded`: it once was, and is not preempted for their sake.
     `shows`: it is asked which keys its last prompt token picks; `picks`: the answer.
     `fetched`: the stretch of its tokens whose pages came from host memory since it began to wait;
-    None: none were sent for. `fault`: why it ended with an error, where more is known than that its
-    logits held NaN or nothing was left to choose. Raises RequestError if the stop ids exceed
+    None: none were sent for; `filed`: where in it the blocks begin that came from files.
+    `fault`: why it ended with an error, where more is known than that its logits held NaN or
+    nothing was left to choose. Raises RequestError if the stop ids exceed
     MAX_STOP_IDS.
     """
 
@@ -114,6 +124,7 @@ class Request:
     overdue: bool = False
     shielded: bool = False
     fetched: tuple[int, int] | None = None
+    filed: tuple[int, ...] = ()
     lifted: bool = False  # blocks were sent for from files since it began to wait
     stats: RequestStats = field(default_factory=RequestStats)
     block_keys: list[bytes] = field(default_factory=list[bytes])

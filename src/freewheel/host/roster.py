@@ -108,9 +108,9 @@ class Roster:
         self.waiting.remove(request)
         request.tenancy = self.reservations.admit(request)
         if not request.preempted:
-            request.stats.cached_tokens = request.tenancy.start
-            first, last = request.fetched or (0, 0)
-            request.stats.host_tokens = max(0, min(last, request.tenancy.start) - first)
+            prefix, fetched = self.reservations.prefix, request.fetched or (0, 0)
+            size = 0 if prefix is None else prefix.block_size
+            request.stats.found(request.tenancy.start, fetched, request.filed, size)
             self.waiting.tenants.charge(request.tenant, request.known - request.tenancy.start)
         self.running.append(request)
 
@@ -166,7 +166,7 @@ class Roster:
         self.leave(request)
         request.stats.preemptions += 1
         request.overdue = request.shielded
-        request.fetched, request.lifted = None, False
+        request.fetched, request.filed, request.lifted = None, (), False
         self.waiting.add(request)
 
     def leave(self, request: Request) -> None:

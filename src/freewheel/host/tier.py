@@ -13,7 +13,8 @@ class Kept:
     """A block in a slot of host memory.
 
     `latest`: it has the pages too that a row needs which starts at its end. `ready`: its pages are
-    there. `readers`: copies from it under way. `gone`: nobody finds it any more.
+    there. `readers`: copies from it under way. `gone`: nobody finds it any more. `filed`: its pages
+    came from a file, and no request has fetched them since.
     """
 
     key: bytes
@@ -22,6 +23,7 @@ class Kept:
     ready: bool = False
     readers: int = 0
     gone: bool = False
+    filed: bool = False
 
     @property
     def busy(self) -> bool:

@@ -55,8 +55,8 @@ class Terms:
 @dataclass(frozen=True)
 class Usage:
     """Tokens of all choices; each prompt counts once. `cached` of the prompts' were
-    not computed, since an earlier request had; `cached_host` of these came from host
-    memory. `rejected`: drafts that did not count."""
+    not computed, since an earlier request had; of these `cached_host` came from host memory and
+    `cached_disk` from files. `rejected`: drafts that did not count."""
 
     prompt: int
     cached: int
@@ -65,11 +65,17 @@ class Usage:
     accepted: int
     rejected: int
     cached_host: int = 0
+    cached_disk: int = 0
 
     @property
     def tiers(self) -> dict[str, int]:
         """Cached tokens by where they were found."""
-        return {"device": self.cached - self.cached_host, "host": self.cached_host}
+        below = self.cached_host + self.cached_disk
+        return {
+            "device": self.cached - below,
+            "host": self.cached_host,
+            "disk": self.cached_disk,
+        }
 
 
 class Generation:
@@ -119,6 +125,7 @@ class Generation:
             accepted=accepted,
             rejected=sum(one.ticket.drafted for one in self.choices) - accepted,
             cached_host=sum(one.cached_host_tokens for one in firsts),
+            cached_disk=sum(one.cached_disk_tokens for one in firsts),
         )
 
     async def begin(self) -> None:

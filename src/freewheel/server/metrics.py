@@ -89,6 +89,7 @@ class ServerMetrics:
             self._of(self.asked_tokens).inc(len(ticket.prompt))
             self._of(self.cached_tokens).inc(step.cached_tokens)
             self._of(self.tier_tokens, "host").inc(step.cached_host_tokens)
+            self._of(self.tier_tokens, "disk").inc(step.cached_disk_tokens)
         if step.queued_seconds is not None:
             self._of(self.queued).observe(step.queued_seconds)
 

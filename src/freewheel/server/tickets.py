@@ -39,6 +39,7 @@ class Ticket:
     queued_seconds: float | None = None
     cached_tokens: int = 0
     cached_host_tokens: int = 0
+    cached_disk_tokens: int = 0
     ended: bool = False
     trace_parent: str = field(default_factory=TRACE_PARENT.get)
 
@@ -54,6 +55,7 @@ class Ticket:
         if step.cached_tokens is not None:
             self.cached_tokens = step.cached_tokens
             self.cached_host_tokens = step.cached_host_tokens
+            self.cached_disk_tokens = step.cached_disk_tokens
         if step.tokens:
             self.first = now if self.first is None else self.first
             self.latest = now

@@ -80,6 +80,7 @@ class Step(Struct, tag=True, omit_defaults=True):
     queued_seconds: float | None = None
     cached_tokens: int | None = None
     cached_host_tokens: int = 0
+    cached_disk_tokens: int = 0
     logprobs: tuple[Logprobs, ...] | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
     picks: tuple[tuple[int, ...], ...] | None = None

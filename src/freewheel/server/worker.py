@@ -176,6 +176,7 @@ def _told(step: TokenStep) -> m.Step:
         step.queued_seconds,
         step.cached_tokens,
         step.cached_host_tokens,
+        step.cached_disk_tokens,
         step.logprobs,
         step.prompt_logprobs,
         step.picks,
