@@ -13,17 +13,21 @@ from freewheel.bench import kernel_summary
 from freewheel.engine import KernelTime, PeerTime, bench_kernels, choose_cells
 from freewheel.errors import ConfigError
 from freewheel.ops import load_kernels
-from freewheel.runtime.kernel_cells import CELLS, QUICK, Cell, draw_sets
-from freewheel.runtime.kernel_peers import PEERS, fp8_index_keys, fp8_latents
+from freewheel.ops.rows import write_keys
+from freewheel.runtime.kernel_cells import CELLS, EXPERTS, QUICK, Cell
+from freewheel.runtime.kernel_inputs import draw_sets
+from freewheel.runtime.kernel_peers import PEERS, fp8_index_keys, fp8_keys, fp8_latents
 
 
-@pytest.mark.parametrize("cell", [cell for cell in QUICK if cell.op != "sparse_mla"])
+@pytest.mark.parametrize("cell", QUICK, ids=lambda cell: cell.op)
 def test_a_cell_s_error_is_nothing_but_rounding(cell: Cell) -> None:
     load_kernels("cpu")
     small = replace(cell, batch=2, width=2, context=min(cell.context, 2112))
+    if cell.op in EXPERTS:
+        small = replace(small, dims=(256, 128, 8, 2))
     sets = draw_sets(small, torch.device("cpu"))
     assert len(sets) >= 2
-    assert sets[0].error(sets[0].call()) < 1e-3
+    assert sets[0].error(sets[0].call()) < 2**-8
     wrong = torch.zeros_like(sets[0].call())
     assert sets[0].error(wrong) >= 0.9
 
@@ -53,6 +57,27 @@ def test_packed_rows_hold_their_values_to_within_fp8() -> None:
     assert (rows * scale[..., None] - keys.float()).norm() < 0.05 * keys.float().norm()
 
 
+def test_a_peer_s_pages_of_packed_keys_are_ours_further_apart() -> None:
+    keys = torch.randn(3, 64, 512, dtype=torch.bfloat16)
+    packed = torch.zeros(3, 64, 584, dtype=torch.uint8)
+    write_keys(packed, keys, torch.arange(192).view(3, 64), 64)
+    for given in (keys, packed):
+        spread = fp8_keys(given)
+        assert spread.shape == (3, 64, 1, 584)
+        assert spread.stride(0) % 576 == 0
+        assert torch.equal(spread.view(torch.uint8)[:, :, 0], packed)
+
+
+@pytest.mark.parametrize("op", ["block_experts", "mxfp4_experts"])
+def test_floors_of_experts_count_the_experts_that_tokens_reach(op: str) -> None:
+    one = Cell(op, 1, 1, dims=(1024, 128, 64, 4))
+    bits = 8 if op == "block_experts" else 4.25
+    weights = 4 * 3 * 1024 * 128 * bits / 8
+    assert one.floor_us == pytest.approx(1e6 * (weights + 4 * 1024) / 4.25e12)
+    every = replace(one, batch=4096, width=1)
+    assert every.floor_us > 16 * (one.floor_us - 1e6 * 4 * 1024 / 4.25e12)
+
+
 def test_an_unknown_op_and_a_missing_device_or_folder_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +93,10 @@ def test_an_unknown_op_and_a_missing_device_or_folder_are_refused(
 
 def test_the_ratio_is_ours_over_the_fastest_peer_that_ran() -> None:
     peers = (PeerTime("a", 4.0), PeerTime("b", 2.0), PeerTime("c", None, "absent"))
-    row = kernel_summary(KernelTime("topk_slots", "b1", 3.0, 1.5, 0.0, peers))
+    row = kernel_summary(KernelTime("topk_slots", "b1", 3.0, 4.0, 1.5, 0.0, peers))
     assert (row["ratio"], row["over_floor"]) == (1.5, 2.0)
     assert row["peers"]["c"] == {"us": None, "reason": "absent"}
-    assert kernel_summary(KernelTime("topk_slots", "b1", 3.0, 1.5, 0.0, peers[2:]))["ratio"] is None
+    assert (
+        kernel_summary(KernelTime("topk_slots", "b1", 3.0, 4.0, 1.5, 0.0, peers[2:]))["ratio"]
+        is None
+    )

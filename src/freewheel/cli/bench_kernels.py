@@ -21,10 +21,11 @@ else:
     summarising = Later("freewheel.bench.kernels")
 
 HELP = (
-    "Time single ops on a CUDA device at DeepSeek-V3.2's dimensions, one row a size.\n\n"
+    "Time single ops on a CUDA device at DeepSeek's dimensions, one row a size.\n\n"
     "b: rows, q: queries of each, then keys of each and heads. Each time is the median of replays "
-    "of a CUDA graph over several sets of inputs, ours and the peers' in turn. floor: bytes over "
-    "4.25 TB/s or operations over 790 TFLOP/s, whichever is longer. ratio: ours over the best "
+    "of a CUDA graph over several sets of inputs, ours and the peers' in turn. fixed: ours in the "
+    "deterministic mode. floor: bytes over 4.25 TB/s or operations over 790 TFLOP/s (FP8 products "
+    "twice as many), whichever is longer. ratio: ours over the best "
     "peer's. error: the norm of the difference from the op's specification over its norm; for "
     "top-k, how many picks differ.\n\n"
     "--peers names a folder with kernels of other projects; without it they are absent, and the "
@@ -35,7 +36,9 @@ Peers = Annotated[Path | None, typer.Option(help="Folder of other projects' kern
 Ops = Annotated[str, typer.Option(help="Only these ops, with commas between.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Only the smallest size of each op.")]
 
-COLUMNS = (("op", 13), ("cell", 16), ("us", 9), ("floor", 9), ("us/floor", 8), ("ratio", 6))
+COLUMNS = (
+    ("op", 20), ("cell", 20), ("us", 9), ("fixed", 9), ("floor", 9), ("us/floor", 8), ("ratio", 6),
+)  # fmt: skip
 """Headings and widths; error and peers follow them."""
 
 
@@ -66,6 +69,7 @@ def _row(row: dict[str, Any]) -> str:
         row["op"],
         row["cell"],
         f"{row['us']:.2f}",
+        f"{row['deterministic_us']:.2f}",
         f"{row['floor_us']:.2f}",
         f"{row['over_floor']:.2f}",
         ratio,

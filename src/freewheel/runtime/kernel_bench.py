@@ -16,10 +16,14 @@ import torch
 
 from freewheel.errors import ConfigError
 from freewheel.ops import load_kernels
-from freewheel.runtime.kernel_cells import CELLS, QUICK, Cell, Inputs, draw_sets
+from freewheel.runtime.deterministic import in_fixed_blocks
+from freewheel.runtime.kernel_cells import CELLS, QUICK, Cell
+from freewheel.runtime.kernel_inputs import draw_sets
 from freewheel.runtime.kernel_peers import PEERS, Call
 
 REPLAYS, WARM = 20, 3
+
+FIXED = "deterministic"
 
 FAULTS = (
     AssertionError, AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError,
@@ -38,11 +42,15 @@ class PeerTime:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One cell. `error` as `Inputs.error` has it; `floor_us` as `Cell.floor_us`."""
+    """One cell. `error` as `Inputs.error` has it; `floor_us` as `Cell.floor_us`.
+
+    `fixed_us`: in the deterministic mode.
+    """
 
     op: str
     cell: str
     us: float
+    fixed_us: float
     floor_us: float
     error: float
     peers: tuple[PeerTime, ...]
@@ -87,7 +95,10 @@ def bench_kernels(cells: Iterable[Cell], peers: Path | None) -> Iterator[KernelT
 
 def _measure(cell: Cell, root: Path | None, broken: dict[str, str]) -> KernelTime:
     sets = draw_sets(cell, torch.device("cuda"))
-    graphs = {"": _captured([one.call for one in sets])}
+    graphs = {
+        "": _captured([one.call for one in sets]),
+        FIXED: _captured([in_fixed_blocks(one.call) for one in sets]),
+    }
     reasons: dict[str, str] = {}
     for peer in PEERS:
         if peer.op != cell.op:
@@ -110,17 +121,14 @@ def _measure(cell: Cell, root: Path | None, broken: dict[str, str]) -> KernelTim
         op=cell.op,
         cell=cell.name,
         us=times.pop("") / calls,
+        fixed_us=times.pop(FIXED) / calls,
         floor_us=cell.floor_us,
-        error=_error(sets[0]),
+        error=sets[0].error(sets[0].call()),
         peers=(
             *(PeerTime(name, us / calls) for name, us in times.items()),
             *(PeerTime(name, None, reason) for name, reason in reasons.items()),
         ),
     )
-
-
-def _error(inputs: Inputs) -> float:
-    return inputs.error(inputs.call())
 
 
 def _captured(calls: list[Call]) -> torch.cuda.CUDAGraph:

@@ -1,30 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of single ops at real dimensions, the bytes and operations they need, and their error.
+"""Sizes at which single ops are measured, and the bytes and operations that each needs.
 
-Dimensions are those of DeepSeek-V3.2: 64 index heads of 128, latents of 512 + 64, top-k 2048.
-`heads` 16 is one rank's share of eight, 128 the whole. Caches are bfloat16, or FP8 where an op's
-name says so, in pages of 64 tokens, rows' pages in random order. Several sets of inputs are used in
-turn, so that together they exceed what the L2 cache holds.
+Dimensions are those of DeepSeek-V3.2 (64 index heads of 128, latents of 512 + 64, top-k 2048) and,
+for window attention and experts in MXFP4, of DeepSeek-V4-Flash. `heads` 16 and 8, and experts of
+width 256, are one rank's share of eight; 128 and 64 heads are the whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from freewheel import ops
-from freewheel.ops.rows import write_index_keys
 
 PAGE, TOP_K = 64, 2048
 INDEX_HEADS, INDEX_DIM = 64, 128
 RANK, ROPE, NOPE, VALUE = 512, 64, 128, 128
-SCALE = (NOPE + ROPE) ** -0.5
+WINDOW, ENTRIES, KEY_DIM = 128, 512, 512
+VOCABULARY = 129_280
 
-ROTATED, MOST_SETS = 120_000_000, 8
-"""Bytes that the sets should reach together (twice the L2 of an H200), and the most sets."""
+PACKED_LATENT, PACKED_KEY = 656, 584
+"""Bytes of a row of the FP8 caches: see `spec.rows`."""
 
 BANDWIDTH, BF16_RATE = 4.25e12, 790e12
 """Bytes and operations a second that an H200 reaches in a large copy and a large product.
@@ -33,17 +27,28 @@ In FP8 twice as many operations.
 """
 
 INDEX_LOGITS = ("index_logits", "fp8_index_logits")
+LATENT_ATTENTION = ("sparse_mla", "fp8_sparse_mla")
+WINDOW_ATTENTION = ("window_attention", "fp8_window_attention")
+EXPERTS = ("block_experts", "mxfp4_experts")
+
+HEADED = (*LATENT_ATTENTION, *WINDOW_ATTENTION, "absorb_query", "expand_values")
+"""Ops whose cost depends on the number of heads."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One op at one size. `context`: keys of every row; `heads`: of attention."""
+    """One op at one size.
+
+    `context`: keys of every row; `heads`: of attention; `dims`: of a product (outputs, inputs), or
+    of experts (hidden size, width, experts, chosen of them).
+    """
 
     op: str
     batch: int
     width: int
     context: int = 0
     heads: int = 16
+    dims: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -52,40 +57,81 @@ class Cell:
     @property
     def name(self) -> str:
         context = f" {self.context // 1024}k" if self.context else ""
-        heads = f" h{self.heads}" if self.op not in (*INDEX_LOGITS, "topk_slots") else ""
-        return f"b{self.batch} q{self.width}{context}{heads}"
+        heads = f" h{self.heads}" if self.op in HEADED else ""
+        dims = f" {self.dims[0]}x{self.dims[1]}" if self.op == "block_linear" else ""
+        return f"b{self.batch} q{self.width}{context}{heads}{dims}"
 
     @property
     def floor_us(self) -> float:
-        """The longer of: bytes read and written once, over `BANDWIDTH`; products over `BF16_RATE`.
+        """The longer of: bytes read and written once, over `BANDWIDTH`; products over their rate.
 
-        The keys that a query attends to count for that query alone, as peers count them.
+        The keys that a query attends to count for that query alone, as peers count them. Of
+        experts, as many are read as evenly random choices reach on average.
         """
-        rate = 2 * BF16_RATE if self.op.startswith("fp8") else BF16_RATE
-        return 1e6 * max(self._bytes() / BANDWIDTH, self._operations() / rate)
+        moved, operations = _COSTS[self.op](self)
+        rate = 2 * BF16_RATE if self.op in ("fp8_index_logits", "block_linear") else BF16_RATE
+        return 1e6 * max(moved / BANDWIDTH, operations / rate)
 
-    def _bytes(self) -> int:
-        scores = 4 * self.tokens * self.context
-        if self.op in INDEX_LOGITS:
-            row = INDEX_DIM + 4 if self.op.startswith("fp8") else 2 * INDEX_DIM
-            return self.batch * self.context * row + scores
-        if self.op == "topk_slots":
-            return scores + 4 * self.tokens * TOP_K
-        per_head = {"sparse_mla": RANK + ROPE + RANK, "absorb_query": NOPE + RANK + 2 * ROPE}
-        ends = 2 * self.tokens * self.heads * per_head.get(self.op, RANK + VALUE)
-        if self.op == "sparse_mla":
-            return ends + 2 * self.tokens * min(TOP_K, self.context) * (RANK + ROPE)
-        return ends + 2 * self.heads * RANK * VALUE
 
-    def _operations(self) -> int:
-        if self.op in INDEX_LOGITS:
-            return 2 * self.tokens * self.context * INDEX_HEADS * INDEX_DIM
-        if self.op == "topk_slots":
-            return 0
-        each = 2 * self.tokens * self.heads
-        if self.op == "sparse_mla":
-            return each * min(TOP_K, self.context) * (2 * RANK + ROPE)
-        return each * RANK * VALUE
+def _index_logits(cell: Cell) -> tuple[float, float]:
+    row = INDEX_DIM + 4 if cell.op.startswith("fp8") else 2 * INDEX_DIM
+    scores = cell.tokens * cell.context
+    return cell.batch * cell.context * row + 4 * scores, 2 * scores * INDEX_HEADS * INDEX_DIM
+
+
+def _topk_slots(cell: Cell) -> tuple[float, float]:
+    return 4 * cell.tokens * (cell.context + TOP_K), 0
+
+
+def _latent_attention(cell: Cell) -> tuple[float, float]:
+    row = PACKED_LATENT if cell.op.startswith("fp8") else 2 * (RANK + ROPE)
+    picked, ends = min(TOP_K, cell.context), 2 * cell.heads * (RANK + ROPE + RANK)
+    moved = cell.tokens * (ends + picked * row)
+    return moved, 2 * cell.tokens * cell.heads * picked * (2 * RANK + ROPE)
+
+
+def _window_attention(cell: Cell) -> tuple[float, float]:
+    row = PACKED_KEY if cell.op.startswith("fp8") else 2 * KEY_DIM
+    picked, ends = WINDOW + ENTRIES, 2 * cell.heads * 2 * KEY_DIM
+    moved = cell.tokens * (ends + picked * row)
+    return moved, 2 * cell.tokens * cell.heads * picked * 2 * KEY_DIM
+
+
+def _by_head(cell: Cell) -> tuple[float, float]:
+    each = {"absorb_query": NOPE + RANK + 2 * ROPE, "expand_values": RANK + VALUE}[cell.op]
+    weight = cell.heads * RANK * VALUE
+    return 2 * cell.tokens * cell.heads * each + 2 * weight, 2 * cell.tokens * weight
+
+
+def _block_linear(cell: Cell) -> tuple[float, float]:
+    outputs, inputs = cell.dims
+    ends = 2 * cell.tokens * (outputs + inputs)
+    return outputs * inputs + ends, 2 * cell.tokens * outputs * inputs
+
+
+def _experts(cell: Cell) -> tuple[float, float]:
+    hidden, width, experts, chosen = cell.dims
+    byte = 1 if cell.op == "block_experts" else 1 / 2 + 1 / 32
+    reached = experts * (1 - (1 - chosen / experts) ** cell.tokens)
+    each = 3 * hidden * width
+    return reached * each * byte + 4 * cell.tokens * hidden, 2 * cell.tokens * chosen * each
+
+
+def _choose(cell: Cell) -> tuple[float, float]:
+    return 4 * cell.tokens * VOCABULARY, 0
+
+
+_COSTS: dict[str, Callable[[Cell], tuple[float, float]]] = {
+    **dict.fromkeys(INDEX_LOGITS, _index_logits),
+    "topk_slots": _topk_slots,
+    **dict.fromkeys(LATENT_ATTENTION, _latent_attention),
+    **dict.fromkeys(WINDOW_ATTENTION, _window_attention),
+    **dict.fromkeys(("absorb_query", "expand_values"), _by_head),
+    "block_linear": _block_linear,
+    **dict.fromkeys(EXPERTS, _experts),
+    "choose": _choose,
+}
+"""Op -> (bytes, operations) of a cell."""
 
 
 def _cells() -> tuple[Cell, ...]:
@@ -93,13 +139,25 @@ def _cells() -> tuple[Cell, ...]:
     packed = [*logits[:-1], (8, 8, 32), (8, 1, 128), (8, 4, 128), (32, 1, 128)]
     topk = [(1, 1, 4), (8, 4, 4), (32, 4, 4), (8, 1, 32), (32, 1, 32), (128, 1, 32)]
     topk += [(1, 1, 128), (8, 1, 128), (32, 1, 128)]
+    window = [(8, 1, 64), (128, 1, 64), *((b, 4, 8) for b in (1, 8, 32)), (32, 4, 64)]
+    products = [(2112, 7168), (3072, 1536), (7168, 2048)]
+    v32, v4 = (7168, 256, 256, 8), (4096, 256, 256, 6)
     return (
         *(Cell("index_logits", b, w, k << 10) for b, w, k in logits),
         *(Cell("fp8_index_logits", b, w, k << 10) for b, w, k in packed),
         *(Cell("topk_slots", b, w, k << 10) for b, w, k in topk),
-        *(Cell("sparse_mla", b, 4, 4096, h) for h in (8, 16) for b in (1, 8, 32)),
-        *(Cell("sparse_mla", b, w, 32768, 128) for b, w in ((8, 1), (8, 4), (32, 4))),
+        *(Cell(op, b, 4, 4096, h) for op in LATENT_ATTENTION for h in (8, 16) for b in (1, 8, 32)),
+        *(
+            Cell(op, b, w, 32768, 128)
+            for op in LATENT_ATTENTION
+            for b, w in ((8, 1), (8, 4), (32, 4))
+        ),
+        *(Cell(op, b, w, heads=h) for op in WINDOW_ATTENTION for b, w, h in window),
         *(Cell(op, b, 4) for op in ("absorb_query", "expand_values") for b in (1, 8, 32)),
+        *(Cell("block_linear", b, 4, dims=dims) for dims in products for b in (1, 8, 32)),
+        *(Cell("block_experts", b, 4, dims=v32) for b in (1, 8, 32)),
+        *(Cell("mxfp4_experts", b, 4, dims=v4) for b in (1, 8, 32)),
+        *(Cell("choose", b, w) for b, w in ((1, 1), (1, 4), (8, 4), (32, 4), (256, 1))),
     )
 
 
@@ -108,109 +166,3 @@ CELLS = _cells()
 
 QUICK = tuple({cell.op: cell for cell in reversed(CELLS) if cell.context <= 4096}.values())[::-1]
 """The smallest cell of each op."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """One set: what the op takes, positionally, and what peers need besides."""
-
-    cell: Cell
-    args: tuple[Any, ...]
-
-    def call(self) -> Tensor:
-        return getattr(ops, self.cell.op)(*self.args)
-
-    def error(self, found: Tensor) -> float:
-        """Of the first row of the batch, against the specification in float32 on the same values.
-
-        The norm of the difference over the norm; of picks, how many differ.
-        """
-        cell = self.cell
-        args = list(self.args)
-        batched = dict.fromkeys(INDEX_LOGITS, (0, 1, 4, 5))
-        batched |= {"topk_slots": (0, 2, 3), "sparse_mla": (0, 2)}
-        for index in batched.get(cell.op, (0,)):
-            args[index] = args[index][:1]
-        if cell.op == "absorb_query":
-            args[2] = args[2][:1]
-        expected = ops.SPECIFICATIONS[cell.op](*args)
-        found = found[: len(expected)]
-        if not found.is_floating_point():
-            return float((found != expected).sum())
-        live = expected.isfinite()
-        wanted = expected[live].double()
-        return float((found[live].double() - wanted).norm() / wanted.norm())
-
-
-def draw_sets(cell: Cell, device: torch.device) -> list[Inputs]:
-    """Sets of random inputs, as many as it takes to overflow the cache."""
-    first = Inputs(cell, _DRAWERS[cell.op](cell, device))
-    size = sum(arg.numel() * arg.element_size() for arg in first.args if isinstance(arg, Tensor))
-    count = max(2, min(MOST_SETS, ROTATED // size + 1))
-    return [first, *(Inputs(cell, _DRAWERS[cell.op](cell, device)) for _ in range(count - 1))]
-
-
-def _rows(cell: Cell, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """(page table, rows, kv_lens): the last query of a row sees all of its context."""
-    columns = cell.context // PAGE
-    order = torch.randperm(cell.batch * columns, device=device) + 1
-    table = torch.zeros(cell.batch + 1, columns, dtype=torch.int32, device=device)
-    table[1:] = order.view(cell.batch, columns).int()
-    rows = torch.arange(1, cell.batch + 1, dtype=torch.int32, device=device)
-    lens = cell.context - cell.width + 1 + torch.arange(cell.width, device=device)
-    return table, rows, lens.int().expand(cell.batch, cell.width).contiguous()
-
-
-def _normal(device: torch.device, *shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device=device)
-
-
-def _draw_index_logits(cell: Cell, device: torch.device) -> tuple[Any, ...]:
-    table, rows, lens = _rows(cell, device)
-    lead = cell.batch, cell.width, INDEX_HEADS
-    gates = torch.randn(lead, device=device)
-    keys = _normal(device, int(table.max()) + 1, PAGE, INDEX_DIM)
-    return _normal(device, *lead, INDEX_DIM), gates, keys, table, rows, lens, TOP_K
-
-
-def _draw_fp8_index_logits(cell: Cell, device: torch.device) -> tuple[Any, ...]:
-    query, gates, keys, *rest = _draw_index_logits(cell, device)
-    packed = torch.empty(*keys.shape[:2], INDEX_DIM + 4, dtype=torch.uint8, device=device)
-    every = torch.arange(packed.shape[0] * PAGE, device=device).view(-1, PAGE)
-    write_index_keys(packed, keys, every)
-    return query, gates, packed, *rest
-
-
-def _draw_topk_slots(cell: Cell, device: torch.device) -> tuple[Any, ...]:
-    logits = torch.randn(cell.batch, cell.width, cell.context, device=device)
-    return logits, *_rows(cell, device), PAGE, TOP_K
-
-
-def _draw_sparse_mla(cell: Cell, device: torch.device) -> tuple[Any, ...]:
-    slots = ops.topk_slots(*_draw_topk_slots(cell, device))
-    pages = cell.batch * cell.context // PAGE + 1
-    latent = _normal(device, pages, PAGE, RANK + ROPE) / 10
-    query = _normal(device, cell.batch, cell.width, cell.heads, RANK + ROPE)
-    return query, latent, slots, SCALE, RANK
-
-
-def _draw_absorb_query(cell: Cell, device: torch.device) -> tuple[Any, ...]:
-    query = _normal(device, cell.batch, cell.width, cell.heads, NOPE + ROPE)
-    positions = torch.randint(0, 4096, (cell.batch, cell.width), device=device).int()
-    table = torch.randn(4096, ROPE, device=device)
-    return query, _normal(device, cell.heads, NOPE, RANK), positions, table, True
-
-
-def _draw_expand_values(cell: Cell, device: torch.device) -> tuple[Any, ...]:
-    mixed = _normal(device, cell.batch, cell.width, cell.heads, RANK)
-    return mixed, _normal(device, cell.heads, RANK, VALUE)
-
-
-_DRAWERS = {
-    "index_logits": _draw_index_logits,
-    "fp8_index_logits": _draw_fp8_index_logits,
-    "topk_slots": _draw_topk_slots,
-    "sparse_mla": _draw_sparse_mla,
-    "absorb_query": _draw_absorb_query,
-    "expand_values": _draw_expand_values,
-}

@@ -21,7 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from freewheel.runtime.kernel_cells import PAGE, RANK, TOP_K, Cell, Inputs
+from freewheel.ops.rows import write_keys
+from freewheel.runtime.kernel_cells import (
+    LATENT_ATTENTION,
+    PACKED_KEY,
+    PAGE,
+    RANK,
+    ROPE,
+    TOP_K,
+    WINDOW_ATTENTION,
+    Cell,
+)  # fmt: skip
+from freewheel.runtime.kernel_inputs import Inputs
 
 Call = Callable[[], object]
 
@@ -61,15 +72,55 @@ def fp8_latents(latent: Tensor) -> Tensor:
 def _flash_mla(root: Path, inputs: Inputs) -> Call:
     module = _import_from(root / "flashmla_sgl", "flash_mla")
     query, latent, slots, scale, _ = inputs.args
-    heads = 64 if inputs.cell.heads <= 64 else 128
-    padded = query.new_zeros((*query.shape[:2], heads, query.shape[3]))
-    padded[:, :, : query.shape[2]] = query
-    rows, (plan, _) = fp8_latents(latent), module.get_mla_metadata()
+    padded, (plan, _) = _padded(query), module.get_mla_metadata()
+    packed = latent.dtype == torch.uint8
+    rows = latent.view(torch.float8_e4m3fn)[:, :, None] if packed else fp8_latents(latent)
 
     def call() -> Tensor:
         return module.flash_mla_with_kvcache(
             padded, rows, None, None, RANK, plan, None, scale, False, True, slots, use_legacy=True
         )[0]
+
+    return call
+
+
+def _padded(query: Tensor) -> Tensor:
+    """[B, W, 64 or 128, D] of query [B, W, H, D]: FlashMLA knows no other numbers of heads."""
+    heads = 64 if query.shape[2] <= 64 else 128
+    return torch.nn.functional.pad(query, (0, 0, 0, heads - query.shape[2]))
+
+
+def fp8_keys(keys: Tensor) -> Tensor:
+    """float8 [n_pages, page_size, 1, 584], pages a multiple of 576 bytes apart.
+
+    FlashMLA's V4 cache is ours but for that distance. `keys`: bfloat16, or packed already.
+    """
+    pages, size, _ = keys.shape
+    if keys.dtype != torch.uint8:
+        every = torch.arange(pages * size, device=keys.device).view(pages, size)
+        packed = torch.zeros(pages, size, PACKED_KEY, dtype=torch.uint8, device=keys.device)
+        write_keys(packed, keys, every, ROPE)
+        keys = packed
+    apart = -(-size * PACKED_KEY // 576) * 576
+    spread = torch.zeros(pages, apart, dtype=torch.uint8, device=keys.device)
+    spread[:, : size * PACKED_KEY] = keys.reshape(pages, -1)
+    strides = (apart, PACKED_KEY, PACKED_KEY, 1)
+    return spread.view(torch.float8_e4m3fn).as_strided((pages, size, 1, PACKED_KEY), strides)
+
+
+def _flash_mla_windows(root: Path, inputs: Inputs) -> Call:
+    """Without the turn back of the output, which ours does besides."""
+    module = _import_from(root / "flashmla_sgl", "flash_mla")
+    query, keys, slots, entries, entry_slots, sinks, scale, *_ = inputs.args
+    padded, (plan, _) = _padded(query), module.get_mla_metadata()
+    sinks = torch.nn.functional.pad(sinks, (0, padded.shape[2] - query.shape[2]))
+    keys, entries = fp8_keys(keys), fp8_keys(entries)
+
+    def call() -> Tensor:
+        return module.flash_mla_with_kvcache(
+            padded, keys, None, None, RANK, plan, None, scale, False, True, slots, sinks, entries,
+            entry_slots, use_legacy=True,
+        )[0]  # fmt: skip
 
     return call
 
@@ -124,7 +175,8 @@ def _vllm_topk(name: str) -> Callable[[Path, Inputs], Call]:
 
 
 PEERS = (
-    Peer("FlashMLA", "sparse_mla", lambda _: True, _flash_mla),
+    *(Peer("FlashMLA", op, lambda _: True, _flash_mla) for op in LATENT_ATTENTION),
+    *(Peer("FlashMLA", op, lambda _: True, _flash_mla_windows) for op in WINDOW_ATTENTION),
     Peer("DeepGEMM", "index_logits", lambda _: True, _deep_gemm),
     Peer("DeepGEMM", "fp8_index_logits", lambda _: True, _deep_gemm),
     Peer("vLLM persistent", "topk_slots", lambda _: True, _vllm_topk("persistent_topk")),
