@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Do two cards decide what one does? `python benchmarks/bench_ranks.py [--models demo,demo-v4]`.
 
-One process after another, since each leads ranks of one mesh: first one card alone, then each of
-`--layouts`. Prints, for each, which of the requests got the tokens of one card, host reads and
-copies that the guard counted on every rank, and milliseconds a round. Needs two CUDA devices, or
-`--device cpu`.
+A process each, since each leads ranks of one mesh: one card alone, and each of `--layouts`. Prints,
+for each, which of the requests got the tokens of one card, host reads and copies that the guard
+counted on every rank, what PyTorch's profiler sees besides letters and launches on rank 0, and
+milliseconds a round. Needs two CUDA devices, or `--device cpu`.
+
+With `--at-once` several of them load and capture side by side, which is where most of the time
+goes; rounds are then run by one at a time, whoever has locked the file of `--turn`. What one
+compiles the next ones find.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
+import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from freewheel import LLM, SamplingParams
+from freewheel.audit import mixed_requests, profile_rounds
 from freewheel.runtime.parallel.crew import dismiss
 
 ALONE = "alone"
@@ -26,10 +34,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2-ep-split": {"tp": 2, "ep": True, "split_scan": 256},
     "dp2": {"dp": 2},
     "dp2-ep": {"dp": 2, "ep": True},
+    "dp2-ep-few": {"dp": 2, "ep": True, "max_batch": 4},
     "tp2-dp2-ep": {"tp": 2, "dp": 2, "ep": True},
 }
 """What each asks for. Of copies with whole experts, rounds of more than 16 tokens a copy exchange
-tokens by all-to-all, smaller ones gather them: with 12 requests both come up."""
+tokens by all-to-all, smaller ones gather them: with 12 requests both come up, and with rows for few
+every decoding round gathers."""
 
 PROMPTS = ["Emma was", "The king spoke to the people, and said that they", "Call me", "To be or"]
 
@@ -40,16 +50,23 @@ def main() -> None:
         print(json.dumps(_answers(options, options.own)), flush=True)
         dismiss()
         return
-    for model in options.models.split(","):
-        for dtype in options.dtypes.split(","):
-            alone: list[Any] = []
-            for layout in (ALONE, *options.layouts.split(",")):
-                found = _in_a_process(options, model, dtype, layout)
-                tokens = found.pop("tokens", [])
-                alone = alone or tokens
-                same = [a == b for a, b in zip(alone, tokens, strict=False)]
-                line = {"model": model, "dtype": dtype, "layout": layout, "same": sum(same)}
-                print(json.dumps(line | {"of": len(alone)} | found), flush=True)
+    cases = [
+        (model, dtype, layout)
+        for model in options.models.split(",")
+        for dtype in options.dtypes.split(",")
+        for layout in (ALONE, *options.layouts.split(","))
+    ]
+    with ThreadPoolExecutor(options.at_once) as threads:
+        runs = {
+            case: threads.submit(_in_a_process, options, *case, number)
+            for number, case in enumerate(cases)
+        }
+        for (model, dtype, layout), run in runs.items():
+            found, alone = dict(run.result()), runs[model, dtype, ALONE].result()
+            tokens, wanted = found.pop("tokens", []), alone.get("tokens", [])
+            same = sum(a == b for a, b in zip(wanted, tokens, strict=False))
+            line = {"model": model, "dtype": dtype, "layout": layout, "same": same}
+            print(json.dumps(line | {"of": len(wanted)} | found), flush=True)
 
 
 def _options() -> argparse.Namespace:
@@ -62,13 +79,17 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=int, default=600, help="the most that one layout takes")
+    parser.add_argument("--at-once", type=int, default=1, help="processes side by side")
+    parser.add_argument("--turn", default="", help="a file: whoever locks it runs rounds")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--own", default="", help="a layout: be the process that measures it")
     return parser.parse_args()
 
 
 def _in_a_process(
-    options: argparse.Namespace, model: str, dtype: str, layout: str
+    options: argparse.Namespace, model: str, dtype: str, layout: str, number: int
 ) -> dict[str, Any]:
+    """One card alone is one or the other in turn."""
     given = {
         "models": model,
         "dtypes": dtype,
@@ -76,12 +97,20 @@ def _in_a_process(
         "tokens": options.tokens,
         "batch": options.batch,
         "device": options.device,
+        "turn": options.turn,
         "own": layout,
     }
     command = [sys.executable, __file__, *(f"--{name}={value}" for name, value in given.items())]
+    command += ["--deterministic"] * options.deterministic
+    seen = {"CUDA_VISIBLE_DEVICES": str(number % 2)} if layout == ALONE else {}
     try:
         ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=options.seconds, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=options.seconds,
+            check=False,
+            env=os.environ | seen,
         )
     except subprocess.TimeoutExpired:
         return {"failed": f"not done after {options.seconds} seconds"}
@@ -92,19 +121,31 @@ def _in_a_process(
 
 
 def _answers(options: argparse.Namespace, layout: str) -> dict[str, Any]:
-    """Tokens of all requests, and what it took: cold, then from what the caches keep."""
+    """What `_run` finds, once nothing is left to be made."""
     began = time.perf_counter()
+    asked: dict[str, Any] = {"max_batch": options.batch} | LAYOUTS[layout]
     llm = LLM(
         options.models,
         dtype=options.dtypes,
         device=options.device,
         chunk=64,
         context_len=512,
-        max_batch=options.batch,
         prefill_batch=1,
         guard=True,
-        **LAYOUTS[layout],
+        deterministic=options.deterministic,
+        **asked,
     )
+    llm.capture()
+    with open(options.turn or os.devnull, "w", encoding="utf-8") as turn:
+        if options.turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+        return {"layout": layout, "capture_s": round(time.perf_counter() - began, 2)} | _run(
+            options, llm
+        )
+
+
+def _run(options: argparse.Namespace, llm: LLM) -> dict[str, Any]:
+    """Tokens of all requests, and what it took: cold, then from what the caches keep."""
     loaded = time.perf_counter()
     prompts, params = _requests(options)
     first = llm.generate(prompts, params)
@@ -112,12 +153,14 @@ def _answers(options: argparse.Namespace, layout: str) -> dict[str, Any]:
     counters = llm.executor.counters
     rounds = counters.rounds
     again = llm.generate(prompts, params)
-    seconds = time.perf_counter() - captured
+    seconds, timed = time.perf_counter() - captured, counters.rounds
+    traced = profile_rounds(llm, mixed_requests(llm, 0, False))
     return {
-        "load_s": round(loaded - began, 2),
         "first_s": round(captured - loaded, 2),
-        "rounds": counters.rounds,
-        "ms_a_round": round(1e3 * seconds / max(1, counters.rounds - rounds), 3),
+        "rounds": rounds,
+        "ms_a_round": round(1e3 * seconds / max(1, timed - rounds), 3),
+        "unplanned": [] if traced is None else [o for o in traced.expectations if o[1] != o[2]],
+        "profiled": 0 if traced is None else traced.rounds,
         "host_reads": llm.executor.host_reads(),
         "repeats": sum(a.token_ids == b.token_ids for a, b in zip(first, again, strict=True)),
         "tokens": [one.token_ids for one in first],

@@ -36,7 +36,7 @@ ALLOWED: dict[str, Allowed] = {
     "memory": _allow("spec config"),
     "chat": _allow("spec", "deepseek_recipe jinja2"),
     "structured": _allow("spec", "numpy outlines_core llguidance"),
-    "transfer": _allow("spec", "nixl_cu12"),
+    "transfer": _allow("spec", "nixl_cu12 nixl_cu13"),
     "graph": _allow("", "torch"),
     "ops": _allow("", "torch"),
     "state": _allow("spec ops", "torch"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,10 +26,15 @@ pytestmark = pytest.mark.skipif(
 
 
 class Card:
-    """A Hopper card that takes every kernel and runs none."""
+    """A Hopper card that takes every kernel and runs none.
+
+    Launchers are modules of one name, which share what Python keeps under it (single-phase
+    initialisation): one that is read while a second thread reads another may get its function.
+    `mistaken`: launches by one that was not read by the thread that launches.
+    """
 
     def __init__(self) -> None:
-        self.launches = 0
+        self.launches = self.mistaken = 0
         self.loads: list[str] = []
         self.utils = SimpleNamespace(
             load_binary=self._load,
@@ -48,8 +54,11 @@ class Card:
         return device
 
     def launcher_cls(self, source: Any, found: Any) -> Any:
+        reader = threading.get_ident()
+
         def launch(*_: Any) -> None:
             self.launches += 1
+            self.mistaken += reader != threading.get_ident()
 
         return launch
 
@@ -80,3 +89,4 @@ def test_a_rehearsed_round_finds_every_kernel_loaded(card: Card) -> None:
     assert rehearse([one_round], "cuda") == 0
     assert card.launches > found
     assert len(card.loads) == found
+    assert not card.mistaken

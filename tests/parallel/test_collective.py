@@ -12,6 +12,8 @@ from torch import Tensor
 from freewheel import ops
 from freewheel.errors import ConfigError
 from freewheel.graph import TapeGraph, no_host_sync, trace_on_meta
+from freewheel.ops import MEETINGS, collective
+from freewheel.runtime.rehearsal import Blank
 from tests.parallel.threads import on_ranks
 
 
@@ -152,3 +154,19 @@ def test_fakes_give_the_shapes_of_the_ops() -> None:
     gathered, rows, ids, weights = trace_on_meta(made)
     assert (gathered.shape, rows.shape) == ((2, 3, 40), (2, 3, 5))
     assert (ids.shape, ids.dtype, weights.dtype) == ((2, 3), torch.int32, torch.float32)
+
+
+def test_a_rank_that_rehearses_waits_for_nobody() -> None:
+    """In a group that this process is not in, an op that met others would be refused."""
+    x = torch.ones(3, 2, 4)
+    with torch.inference_mode(), Blank("cpu"):
+        ops.all_reduce(x, "nobody")
+        found = [
+            ops.all_gather(x, 3, "nobody"),
+            ops.scatter_sum(x, "nobody"),
+            ops.all_to_all(x, "nobody"),
+        ]
+    assert [tuple(one.shape) for one in found] == [(3, 2, 12), (2, 4), (3, 2, 4)]
+    assert not any(one.any() for one in found)
+    names = [name for name in vars(collective.Group) if not name.startswith("_")]
+    assert len(MEETINGS) == len(names)

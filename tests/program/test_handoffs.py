@@ -18,6 +18,7 @@ from freewheel.engine import TokenEngine
 from freewheel.engine.handoffs import MOST_TOLD, Failures
 from freewheel.errors import ConfigError, RequestError
 from freewheel.spec import Handoff
+from freewheel.transfer.libraries import installed
 
 SMALL: dict[str, Any] = {
     "device": "cpu",
@@ -89,8 +90,8 @@ def test_an_answer_does_not_show_who_computed_the_prompt(
     model: str, wire: str, speculate: int
 ) -> None:
     """Cached rows of all groups and of the drafter; the second time nothing is left to fetch."""
-    if wire == "nixl":
-        pytest.importorskip("nixl_cu12")
+    if wire == "nixl" and installed() is None:
+        pytest.skip("NIXL is not installed")
     first, second = pair(model, wire, speculate=speculate)
     source = ("127.0.0.1", first.kv_port)
     wanted, answers = expected(model, speculate), Answers()

@@ -28,6 +28,7 @@ from freewheel.ops.codecs import (
     quantise_mxfp4,
 )
 from freewheel.ops.collective import (
+    MEETINGS,
     all_gather,
     all_reduce,
     all_to_all,
@@ -93,6 +94,7 @@ from freewheel.ops.reading import (
     wide_route_apart,
 )
 from freewheel.ops.registry import (
+    FAKES,
     IMPLEMENTATIONS,
     SPECIFICATIONS,
     kernels_lack,
@@ -112,8 +114,10 @@ from freewheel.ops.steps import (
 )
 
 __all__ = [
+    "FAKES",
     "HELD",
     "IMPLEMENTATIONS",
+    "MEETINGS",
     "SPECIFICATIONS",
     "absorb_query",
     "add_norm_apart",

@@ -16,6 +16,9 @@ from torch import Tensor
 from freewheel.errors import ConfigError
 from freewheel.ops.registry import nothing, op
 
+MEETINGS = frozenset({"all_reduce", "all_gather", "scatter_sum", "all_to_all"})
+"""Names of the ops in which a rank waits for others."""
+
 
 class Group(Protocol):
     """The ranks of a group, as one of them sees it. All wait for nothing but the device."""

@@ -27,6 +27,9 @@ SPECIFICATIONS: dict[str, Callable[..., Any]] = {}
 IMPLEMENTATIONS: dict[tuple[str, str], Callable[..., Any]] = {}
 """(op name, device type) -> a body that must agree with the specification."""
 
+FAKES: dict[str, Callable[..., Any]] = {}
+"""Op name -> what gives its outputs' shapes and dtypes without computing."""
+
 _LOADED: dict[str, Callable[[], int]] = {}
 """Device type -> how many kernels were compiled or loaded for it."""
 
@@ -53,6 +56,7 @@ def op(schema: str, *, fake: Callable[..., Any]) -> Callable[[Callable[P, R]], C
         _LIBRARY.impl(name, specification, "CompositeExplicitAutograd")
         torch.library.register_fake(f"freewheel::{name}", fake, lib=_LIBRARY)
         SPECIFICATIONS[name] = specification
+        FAKES[name] = fake
         return cast(Callable[P, R], _resolve(name))
 
     return declare

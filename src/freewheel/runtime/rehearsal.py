@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from freewheel.graph.dispatch import Args, DispatchMode, OpOverload
-from freewheel.ops import IMPLEMENTATIONS, load_ahead
+from freewheel.ops import FAKES, IMPLEMENTATIONS, MEETINGS, load_ahead
 
 aten = torch.ops.aten
 _EMPTIES = frozenset(
@@ -28,7 +29,8 @@ class Blank(DispatchMode):
 
     Zero is a row, a page, a slot, an expert and a token that exist, so that whatever does run
     behind reads no stray address. Operators of this package are called by their bodies for
-    `device`, whose own temporaries are then seen too.
+    `device`, whose own temporaries are then seen too. Where ranks would meet, nobody waits: each
+    rehearses by itself, and what others would have brought is zero as well.
     """
 
     def __init__(self, device: str) -> None:
@@ -39,6 +41,9 @@ class Blank(DispatchMode):
         self, func: OpOverload, types: Any, args: Args = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         space, _, name = func.name().partition("::")
+        if space == "freewheel" and name in MEETINGS:
+            brought = FAKES[name](*args, **(kwargs or {}))
+            return brought.zero_() if isinstance(brought, Tensor) else brought
         body = IMPLEMENTATIONS.get((name, self._device)) if space == "freewheel" else None
         if body is not None:
             with self:

@@ -16,10 +16,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from nixl_cu12 import _api as nixl  # pyright: ignore[reportMissingImports]  (an extra)
-
+from freewheel.transfer.libraries import installed
 from freewheel.transfer.line import Line, WireError
 from freewheel.transfer.wire import Memory, Pair
+
+if installed() == "nixl_cu13":
+    from nixl_cu13 import _api as nixl  # pyright: ignore[reportMissingImports]  (an extra)
+else:
+    from nixl_cu12 import _api as nixl  # pyright: ignore[reportMissingImports]
 
 DRAM = "DRAM"
 LOOK = 0.0005

@@ -4,22 +4,20 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 
 from freewheel.errors import ConfigError
+from freewheel.transfer.libraries import installed
 from freewheel.transfer.tcp_wire import TcpWire
 from freewheel.transfer.wire import Memory, Wire
-
-LIBRARY = "nixl_cu12"
 
 
 def open_wire(wanted: str, memory: Memory) -> Wire:
     """`wanted`: nixl, tcp, or auto for NIXL where it is installed. Raises ConfigError."""
-    found = find_spec(LIBRARY) is not None
+    found = installed() is not None
     if wanted == "nixl" and not found:
         raise ConfigError(
             'kv_wire: "nixl", but the library is not installed: '
-            'pip install --no-deps "nixl-cu12>=1.5.1", or use kv_wire="tcp"'
+            'pip install --no-deps "nixl-cu12>=1.5.1" (or nixl-cu13), or use kv_wire="tcp"'
         )
     if wanted == "tcp" or not found:
         return TcpWire(memory)

@@ -20,7 +20,7 @@ import triton
 from freewheel.ops.cuda import native
 
 _loaded: list[str] = []
-_first: list[Future[None]] = []
+_first: list[Future[Any]] = []
 
 Variant = tuple[Any, str]
 """A kernel, and for which arguments: what its `preload` takes."""
@@ -46,7 +46,7 @@ def keep_in(folder: str) -> None:
     triton.knobs.runtime.kernel_load_start_hook.add(_note)
     if not _first and torch.cuda.is_available():
         pool = ThreadPoolExecutor(1)
-        _first.append(pool.submit(lambda: _load(_nothing.warmup(grid=(1,)))))
+        _first.append(pool.submit(lambda: _nothing.warmup(grid=(1,))))
         pool.shutdown(wait=False)
 
 
@@ -95,16 +95,22 @@ def load_together(variants: list[Variant], threads: int = len(os.sched_getaffini
     driver = triton.runtime.driver.active
     own = (driver.get_current_device(),)
     with ThreadPoolExecutor(threads, initializer=driver.set_current_device, initargs=own) as pool:
-        jobs = [pool.submit(_preload, function, data) for function, data in variants]
-        for job in jobs:
-            job.result()
+        kernels = list(pool.map(_compile, *zip(*variants, strict=True)))
+    # All launchers are modules of one name, which share what Python keeps under it: of two that are
+    # read at once, one may get the other's function. So only one thread reads those to be used.
+    for kernel in kernels:
+        _load(kernel)
 
 
-def _preload(function: Any, data: str) -> None:
-    _load(function.preload(data))
+def _compile(function: Any, data: str) -> Any:
+    """The kernel, of which the launcher too is on disk from here on."""
+    kernel = function.preload(data)
+    if not isinstance(kernel, native.Variant):
+        triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+    return kernel
 
 
 def _load(kernel: Any) -> None:
-    """Build the launcher and load the code; Triton does both when `run` is first asked for."""
+    """Take the launcher and load the code; Triton does both when `run` is first asked for."""
     launcher: Callable[..., None] = kernel.run
     del launcher
