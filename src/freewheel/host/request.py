@@ -137,6 +137,20 @@ class Request:
                 f"{MAX_STOP_IDS} fit",
             )
 
+    def check(self, context_len: int) -> None:
+        """Raises RequestError unless the prompt and a token of answer fit `context_len` tokens."""
+        prompt, room = len(self.prompt), context_len - 1
+        if not prompt:
+            raise RequestError("prompt", "is empty; it needs at least one token")
+        if prompt > room:
+            raise RequestError(
+                "prompt",
+                f"has {prompt} tokens; at most {room} fit a context of {context_len} with one "
+                f"token of answer",
+            )
+        if self.limit > context_len:
+            raise RequestError("context_len", f"{self.context_len} exceeds {context_len}")
+
     @property
     def limit(self) -> int:
         """Tokens, prompt included, at which the request ends: max_tokens or the context's end."""

@@ -175,19 +175,9 @@ class Scheduler:
         Raises RequestError for an id in use, an empty prompt, or one that leaves no room for an
         answer; CapacityError if the pages could never hold it.
         """
-        prompt, room = len(request.prompt), self.context_len - 1
         if request.id in self._live:
             raise RequestError("id", f"{request.id!r} is in use by a live request")
-        if not prompt:
-            raise RequestError("prompt", "is empty; it needs at least one token")
-        if prompt > room:
-            raise RequestError(
-                "prompt",
-                f"has {prompt} tokens; at most {room} fit a context of {self.context_len} with one "
-                f"token of answer",
-            )
-        if request.limit > self.context_len:
-            raise RequestError("context_len", f"{request.context_len} exceeds {self.context_len}")
+        request.check(self.context_len)
         self.roster.footprint.check(request)
 
     def abort(self, request_id: str) -> Update | None:
@@ -259,11 +249,9 @@ class Scheduler:
         tenants = len(self.roster.running)
         first = self._kinds.prompts_first
         for prompts in (first, not first):
-            seats = self.seats(prompts)
-            if seats:
-                self._kinds.ran(prompts)
-                shape = self.shape([seats], prompts)
-                return self.launch(shape, seats if prompts else within(seats, shape))
+            plan = self.round(prompts)
+            if plan is not None:
+                return plan
         if len(self.roster.running) < tenants:
             return self.plan()  # all who were chosen lost their rows: choose among those who stay
         self.check_stuck()
@@ -274,6 +262,15 @@ class Scheduler:
         if not self.roster.waiting.grammars:
             return None
         return self.roster.shelf.due(self.roster.waiting)
+
+    def round(self, prompts: bool) -> StepPlan | None:
+        """A round of this kind, which is then under way; None if there are no rows for it."""
+        seats = self.seats(prompts)
+        if not seats:
+            return None
+        self._kinds.ran(prompts)
+        shape = self.shape([seats], prompts)
+        return self.launch(shape, seats if prompts else within(seats, shape))
 
     def seats(self, prompts: bool) -> list[Seat]:
         """Rows for a round of this kind, which is then to be launched."""

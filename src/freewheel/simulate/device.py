@@ -12,8 +12,13 @@ from freewheel.simulate.script import Script
 from freewheel.simulate.trace import Call
 from freewheel.spec import FinishReason, RowResult, StepPlan, StepResult, StepShape
 
+Gain = tuple[int, int, int]
+"""What a row gained in a decoding round, drafted and agreed."""
 
-@dataclass(eq=False)
+_NOTHING: Gain = (0, 0, 0)
+
+
+@dataclass(eq=False, slots=True)
 class Row:
     """Lengths as in the device state, and the call whose tokens the row holds."""
 
@@ -61,6 +66,35 @@ class StubDevice:
             keys += row.computed
         seconds = self._cost.seconds(plan.shape, keys)
         return StepResult(plan.round_id, tuple(results)), seconds
+
+    def row(self, number: int) -> Row:
+        """Of a request that was admitted to it."""
+        return self._rows[number]
+
+    def answer(self, row: Row, start: int, stop: int) -> tuple[int, ...]:
+        """The row's tokens at these positions, behind its prompt."""
+        return self._script.answer(row.call, row.number, start, stop)
+
+    def decode(self, rows: Sequence[Row], shape: StepShape) -> tuple[list[Gain], float]:
+        """A decoding round of rows of which all but the last certain token is computed; and the
+        seconds that it took.
+        """
+        found: list[Gain] = []
+        keys, most, width = 0, shape.width - 1, self._row_width
+        for row in rows:
+            known, left = row.known, row.limit - row.known
+            if left <= 0:
+                keys += row.computed
+                found.append(_NOTHING)
+                continue
+            drafted = most if known + most <= width else width - known
+            agreed = self._agreed(drafted) if drafted else 0
+            gained = agreed + 1 if agreed < left else left
+            row.known = known + gained
+            row.computed = known + gained - 1
+            keys += row.computed
+            found.append((gained, drafted, agreed if agreed < gained else gained))
+        return found, self._cost.seconds(shape, keys)
 
     def _advance(self, number: int, row: Row, shape: StepShape) -> RowResult:
         if row.known >= row.limit:

@@ -54,10 +54,10 @@ class Simulation:
                 f"accept: must be shares from 0 to 1, none above the one before it, got {given}"
             )
 
-    def scheduler(self) -> Scheduler:
+    def scheduler(self, kind: type[Scheduler] = Scheduler) -> Scheduler:
         """The engine's own."""
         config = self.config
-        return Scheduler(
+        return kind(
             config.ladder(),
             self.groups,
             self.pages,

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
+from operator import ge, gt
 
 from freewheel.errors import FreewheelError, RequestError
 from freewheel.host import Request, Scheduler
-from freewheel.simulate.device import StubDevice
+from freewheel.simulate.device import Gain, StubDevice
+from freewheel.simulate.lean import Lane, LeanScheduler, Stride
 from freewheel.simulate.plan import Simulation
 from freewheel.simulate.script import Script
 from freewheel.simulate.trace import Call, Trace
@@ -21,6 +24,8 @@ class PoolUse:
 
     name: str
     total: int
+    owned: int = 0
+    held: int = 0
     peak_owned: int = 0
     peak_held: int = 0
     owned_seconds: float = 0.0
@@ -55,8 +60,13 @@ class Outcome:
 class Flight:
     """A round on its way: its letter, and when that is there."""
 
-    result: StepResult
+    result: StepResult | Stride
     done: float
+
+    @property
+    def stride(self) -> Stride:
+        assert isinstance(self.result, Stride)
+        return self.result
 
 
 class Replay:
@@ -67,14 +77,18 @@ class Replay:
     meanwhile. With nothing to do it wakes for the next arrival.
     """
 
-    def __init__(self, plan: Simulation, trace: Trace) -> None:
-        self.scheduler: Scheduler = plan.scheduler()
+    def __init__(self, plan: Simulation, trace: Trace, every_round: bool = False) -> None:
+        """`every_round`: plan each, whether or not something is to be decided: slower."""
+        self.scheduler: Scheduler = plan.scheduler(Scheduler if every_round else LeanScheduler)
         self.now = 0.0
         self._plan, self._calls = plan, trace.calls
         self._script = Script(trace.block)
         self._device = StubDevice(
             trace.calls, self._script, plan.acceptance, plan.cost, plan.context_len, plan.seed
         )
+        self._lean = self.scheduler if isinstance(self.scheduler, LeanScheduler) else None
+        if self._lean is not None:
+            self._lean.open(self._device)
         self._next = 0
         self._free_at = 0.0
         self._flights: deque[Flight] = deque()
@@ -96,6 +110,8 @@ class Replay:
     def step(self) -> bool:
         """Launch a round, or read a letter, or wait for an arrival. False once all is done."""
         self._arrive()
+        if self._lean is not None and self._rush(self._lean):
+            return True
         if self._launch() and self.scheduler.in_flight <= self._plan.config.run_ahead:
             return True
         if self._flights:
@@ -131,19 +147,74 @@ class Replay:
         plan = self.scheduler.plan()
         if plan is None:
             return False
-        result, seconds = self._device.execute(plan)
-        self._free_at = max(self._free_at, self.now) + seconds
+        if isinstance(plan, Stride):
+            result, seconds = plan, plan.seconds
+        else:
+            result, seconds = self._device.execute(plan)
+        self._ran(seconds)
         self._flights.append(Flight(result, self._free_at))
-        self._outcome.busy_seconds += seconds
         if plan.shape.for_prompts:
             self._outcome.prompt_rounds += 1
         else:
             self._outcome.decode_rounds += 1
         return True
 
+    def _rush(self, lean: LeanScheduler) -> bool:
+        """Rounds up to the next in which something happens; whether there are any."""
+        lanes = lean.steady([flight.result for flight in self._flights])
+        lower = [lane.tenancy.lower for lane in lanes]
+        needless, silent = lean.bounds(lanes)
+        if not lanes or any(map(gt, lower, needless)):
+            return False
+        if lean.changed:
+            self._count_pages()
+        rows, shape = [lane.row for lane in lanes], lean.ladder.fit_decode(len(lanes))
+        until = self._calls[self._next].arrival if self._next < len(self._calls) else math.inf
+        flying = deque((flight.stride.gained, flight.done) for flight in self._flights)
+        rounds: list[tuple[list[Gain], float]] = []
+        read = 0
+        while self.now < until and not any(map(gt, lower, needless)):
+            rounds.append(self._device.decode(rows, shape))
+            self._ran(rounds[-1][1])
+            flying.append((rounds[-1][0], self._free_at))
+            after = [before + gain[0] for before, gain in zip(lower, flying[0][0], strict=True)]
+            if any(map(ge, after, silent)):
+                break
+            self._pass_to(flying.popleft()[1])
+            lower, read = after, read + 1
+        self._outcome.decode_rounds += len(rounds)
+        self._told(lean, lanes, rounds, read, [done for _, done in flying])
+        return True
+
+    def _told(
+        self,
+        lean: LeanScheduler,
+        lanes: list[Lane],
+        rounds: list[tuple[list[Gain], float]],
+        read: int,
+        done: list[float],
+    ) -> None:
+        """So many letters were read; when those under way will be there."""
+        old = min(read, len(self._flights))
+        for _ in range(old):
+            lean.read(self._flights.popleft().stride)
+        new = lean.passed(lanes, rounds, read - old)
+        for stride, moment in zip(new, done[len(done) - len(new) :], strict=True):
+            self._flights.append(Flight(stride, moment))
+
+    def _ran(self, seconds: float) -> None:
+        """The device is busy for so long, from now on or behind what it does."""
+        self._free_at = max(self._free_at, self.now) + seconds
+        self._outcome.busy_seconds += seconds
+
     def _collect(self) -> None:
         flight = self._flights.popleft()
         self._pass_to(flight.done)
+        if isinstance(flight.result, Stride):
+            assert self._lean is not None, "nobody else makes strides"
+            for request in self._lean.read(flight.result):
+                self._note(request)
+            return
         for update in self.scheduler.collect(flight.result, self.now):
             if update.finish is not None:
                 self._note(update.request)
@@ -152,12 +223,20 @@ class Replay:
         """Time passes; what is held now was held until then."""
         seconds = moment - self.now
         self.now = moment
+        if self._lean is None or self._lean.changed:
+            self._count_pages()
+        for use in self._outcome.pools:
+            use.owned_seconds += use.owned * seconds
+            use.held_seconds += use.held * seconds
+
+    def _count_pages(self) -> None:
         for pool, use in zip(self._pools, self._outcome.pools, strict=True):
-            owned = pool.owned
-            held = owned + pool.cached
-            use.peak_owned, use.peak_held = max(use.peak_owned, owned), max(use.peak_held, held)
-            use.owned_seconds += owned * seconds
-            use.held_seconds += held * seconds
+            use.owned = pool.owned
+            use.held = use.owned + pool.cached
+            use.peak_owned = max(use.peak_owned, use.owned)
+            use.peak_held = max(use.peak_held, use.held)
+        if self._lean is not None:
+            self._lean.changed = False
 
     def _note(self, request: Request) -> None:
         """A request has ended."""

@@ -28,13 +28,17 @@ class Script:
 
     def answer(self, call: Call, number: int, start: int, stop: int) -> tuple[int, ...]:
         """The tokens at positions `start` to `stop` of call `number`, behind its prompt."""
-        return tuple([self._token(call, number, position) for position in range(start, stop)])
-
-    def _token(self, call: Call, number: int, position: int) -> int:
-        index, offset = divmod(position, self._block)
-        if index >= len(call.blocks):
-            return -1 - number
-        return offset or self._first(call.blocks[index])
+        tokens: list[int] = []
+        while start < stop:
+            index, offset = divmod(start, self._block)
+            if index >= len(call.blocks):
+                return (*tokens, *(-1 - number,) * (stop - start))
+            end = min(stop, start - offset + self._block)
+            if not offset:
+                tokens.append(self._first(call.blocks[index]))
+            tokens.extend(range(max(offset, 1), offset + end - start))
+            start = end
+        return tuple(tokens)
 
     def _first(self, block_id: int) -> int:
         return block_id + self._block
