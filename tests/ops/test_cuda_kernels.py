@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
+from tests.ops import nobody_cases
 from tests.ops.adjust_cases import adjust_case
 from tests.ops.cases import (
     CASES,
@@ -532,6 +533,15 @@ def test_experts_agree_with_shared_ones_beside_them(tokens: int, shared: int) ->
     both = (draw(6, 40 * shared, 48), draw(7, 48, 20 * shared)) if shared else ()
     args = (x, draw(4, 6, 40, 48), draw(5, 6, 48, 20), ids, shares, *both)
     check("grouped_experts", args, torch.float32)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("tokens", [4, 16, 40])
+def test_a_choice_of_nobody_adds_nothing_and_reads_nothing(tokens: int, shared: bool) -> None:
+    args = nobody_cases.arguments("grouped_experts", tokens, torch.float32, shared)
+    given = on_device(tuple(nobody_cases.with_broken_first("grouped_experts", args)))
+    found = IMPLEMENTATIONS["grouped_experts", "cuda"](*given)
+    assert_near(found, nobody_cases.expected("grouped_experts", args).float(), torch.float32)
 
 
 def test_few_experts_do_not_depend_on_what_neighbours_chose() -> None:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from freewheel.ops import IMPLEMENTATIONS
 from freewheel.ops.cpu import dense as cpu_dense
+from tests.ops import nobody_cases
 from tests.ops.cases import WIDE_DTYPES, Body, assert_close, bodies, draw, generator
 
 
@@ -149,3 +151,18 @@ def test_both_ways_of_the_cpu_body_agree(monkeypatch: pytest.MonkeyPatch, limit:
     usual = cpu_dense.grouped_experts(x, gate_up, down, ids, weights)
     monkeypatch.setattr(cpu_dense, "DENSE_TOKENS", limit)
     assert_close(cpu_dense.grouped_experts(x, gate_up, down, ids, weights), usual)
+
+
+@pytest.mark.parametrize("tokens", [4, 40])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    "name", ["grouped_experts", "clamped_experts", "block_experts", "mxfp4_experts"]
+)
+def test_a_choice_of_nobody_adds_nothing_and_reads_nothing(
+    name: str, shared: bool, tokens: int
+) -> None:
+    args = nobody_cases.arguments(name, tokens, torch.float32, shared)
+    wanted = nobody_cases.expected(name, args)
+    assert not wanted.isnan().any()
+    found = IMPLEMENTATIONS[name, "cpu"](*nobody_cases.with_broken_first(name, args))
+    torch.testing.assert_close(found, wanted.float(), rtol=2e-5, atol=2e-5)

@@ -85,6 +85,9 @@ def found(source: Any, args: tuple[Any, ...], few: bool) -> Tensor:
     second = tiles * HIDDEN // (16 * low.tiles), low.shared
     given = places(inner, *own[2:], low_codes, low_scale, *where, shares, parts)
     source[few, 1](*given, *second, ctypes.c_float(0), pairs)
+    nobody = (ids < 0).flatten()
+    assert parts[:pairs][nobody].isnan().all() and inner[:pairs][nobody].isnan().all()
+    parts[:pairs][nobody] = 0
     return parts[:pairs].view(-1, TOP_K, HIDDEN).sum(1) + parts[pairs:]
 
 
@@ -106,10 +109,18 @@ def test_the_source_agrees(source: Any, tokens: int, few: bool) -> None:
 
 
 def test_pairs_of_one_expert_are_computed_eight_at_a_time(source: Any) -> None:
-    """As where experts are dealt out: what others hold is choice 0 with no weight, many times."""
     args = arguments(7)
     args[5][:, :5] = 0
     check(source, tuple(args), True)
+
+
+@pytest.mark.parametrize(("tokens", "few"), [(7, True), (28, False)])
+def test_choices_of_nobody_are_left_out(source: Any, tokens: int, few: bool) -> None:
+    """As where experts are dealt out, and others hold those that most tokens chose."""
+    args = arguments(tokens)
+    args[5] = args[5].masked_fill(args[5] > 1, -1)
+    args[5][:, -1] = -1
+    check(source, tuple(args), few)
 
 
 def test_scales_far_from_one_keep_the_weights_exact(source: Any) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
+from tests.ops import nobody_cases
 from tests.ops.cases import Sizes, draw
 from tests.ops.kernel_device import DEVICE, needs_kernels
 from tests.ops.quantised_cases import block_scaled, expert_arguments, shared_blocks
@@ -138,6 +139,22 @@ def test_fp8_experts_agree_when_many_tokens_choose_the_same(
     args = list(expert_arguments("block_experts", Sizes(1, tokens, 1, dtype), 4, 32, 128, 2, None))
     args[5] = torch.where(args[5] == 2, 0, args[5])
     check("block_experts", tuple(args))
+
+
+@DTYPES
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("tokens", [5, 12, 40, 130])
+@pytest.mark.parametrize("name", ["block_experts", "mxfp4_experts"])
+def test_a_choice_of_nobody_adds_nothing_and_reads_nothing(
+    name: str, tokens: int, shared: bool, dtype: torch.dtype
+) -> None:
+    args = nobody_cases.arguments(name, tokens, dtype, shared)
+    broken = nobody_cases.with_broken_first(name, args)
+    given = tuple(a.to(DEVICE) if isinstance(a, Tensor) else a for a in broken)
+    found = IMPLEMENTATIONS[name, "cuda"](*given).cpu()
+    expected = nobody_cases.expected(name, args)
+    error = (found.double() - expected).abs().max().item()
+    assert error <= BOUND[dtype] * max(1.0, expected.abs().max().item()), error
 
 
 @DTYPES

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
+from tests.ops import nobody_cases
 from tests.ops.cases import Sizes, draw, draw_pages, generator, ints, rope_angles
 from tests.ops.kernel_device import DEVICE, HAS_GPU, needs_kernels
 from tests.ops.step_cases import HEAVY_CASES, STEP_CASES, WINDOW_CASES, results
@@ -293,3 +294,17 @@ def test_clamped_experts_agree_when_many_tokens_choose_the_same(tokens: int) -> 
     x, shares = draw(2, 1, tokens, 48), draw(3, 1, tokens, 3)
     args = (x, draw(4, 6, 40, 48), draw(5, 6, 48, 20), ids[..., :3].int(), shares, 2.5)
     check("clamped_experts", args)
+
+
+@pytest.mark.parametrize("tokens", [4, 40])
+def test_a_choice_of_nobody_adds_nothing_and_reads_nothing(tokens: int) -> None:
+    name = "clamped_experts"
+    args = nobody_cases.arguments(name, tokens, torch.float32)
+    given = (
+        a.to(DEVICE) if isinstance(a, Tensor) else a
+        for a in nobody_cases.with_broken_first(name, args)
+    )
+    found = IMPLEMENTATIONS[name, "cuda"](*given).cpu()
+    torch.testing.assert_close(
+        found, nobody_cases.expected(name, args).float(), rtol=2e-5, atol=2e-5
+    )

@@ -81,7 +81,8 @@ def test_no_token_is_dropped_on_its_way_to_its_experts(
         ids.fill_(0)  # all to one rank
     weights = torch.randint(1, 5, (tokens, top_k)).double()
     sent, own, shares, order = ops.dispatch_tokens(x, ids, weights, 0, count, count, ranks)
-    assert sent.shape == (ranks, tokens, 5) and int(own.min()) >= 0 and int(own.max()) < count
+    assert sent.shape == (ranks, tokens, 5) and int(own.min()) >= -1 and int(own.max()) < count
+    assert not shares[own < 0].any() and int((own >= 0).sum()) == tokens * top_k
     assert torch.equal(order.sort(dim=1).values, torch.arange(tokens).int().expand(ranks, -1))
     first = count * torch.arange(ranks)[:, None, None]
     made = ((own + first + 1) * shares).sum(-1, keepdim=True) * sent

@@ -89,7 +89,7 @@ def clamped_experts(
     x: Tensor,  # [..., H]
     gate_up: Tensor,  # [E, 2I, H]
     down: Tensor,  # [E, H, I]
-    ids: Tensor,  # int32 [..., top_k]
+    ids: Tensor,  # int32 [..., top_k]  -1: of nobody
     weights: Tensor,  # float [..., top_k]
     limit: float,
 ) -> Tensor:  # [..., H]

@@ -140,9 +140,9 @@ def own_experts(
 ) -> tuple[Tensor, Tensor]:  # int32 [..., top_k], float [..., top_k]
     """The choices that fall on experts `first` to `first + count` - 1, counted from `first`.
 
-    Every other choice becomes the first of these with weight 0, so shapes do not depend on where
-    tokens go; it adds nothing.
+    Every other choice becomes -1 with weight 0, a choice of nobody, so shapes do not depend on
+    where tokens go. Experts neither read nor compute anything for it.
     """
     place = ids - first
     held = (place >= 0) & (place < count)  # bool [..., top_k]
-    return place.where(held, 0), weights.masked_fill(~held, 0)
+    return place.where(held, -1), weights.masked_fill(~held, 0)

@@ -185,7 +185,7 @@ def grouped_experts(
     x: Tensor,  # [..., H]
     gate_up: Tensor,  # [E, 2I, H]
     down: Tensor,  # [E, H, I]
-    ids: Tensor,  # int32 [..., top_k]
+    ids: Tensor,  # int32 [..., top_k]  -1: of nobody
     weights: Tensor,  # float [..., top_k]
     shared_gate_up: Tensor | None = None,  # [2J, H]
     shared_down: Tensor | None = None,  # [H, J]

@@ -39,7 +39,7 @@ def dispatch_tokens(
 
     For each rank: tokens [T, H], those that go there first, in their order, then zeros; their
     choices int32 [T, top_k] counted from the rank's first expert, with weights float [T, top_k];
-    every other choice is that first one with weight 0; and whose turn is where, int32 [T]: a
+    every other choice is -1, of nobody, with weight 0; and whose turn is where, int32 [T]: a
     permutation of the tokens, for `combine_tokens`.
 
     A token goes to a rank once, however many of its experts are there, so T places a rank hold all
@@ -54,7 +54,7 @@ def dispatch_tokens(
     sent = x[order].masked_fill(~goes.gather(1, order)[..., None], 0)
     return (
         sent,
-        place.where(held, 0).gather(1, spread),
+        place.where(held, -1).gather(1, spread),
         weights.expand(held.shape).masked_fill(~held, 0).gather(1, spread),
         order.int(),
     )

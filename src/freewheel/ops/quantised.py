@@ -117,7 +117,7 @@ def block_experts(
     gate_up_scale: Tensor,  # float32 [E, 2 * ceil(I / 128), ceil(H / 128)]  gate's, then up's
     down: Tensor,  # float8_e4m3fn [E, H, I]
     down_scale: Tensor,  # float32 [E, ceil(H / 128), ceil(I / 128)]
-    ids: Tensor,  # int32 [..., top_k]
+    ids: Tensor,  # int32 [..., top_k]  -1: of nobody
     weights: Tensor,  # float [..., top_k]
     limit: float | None = None,
     shared_gate_up: Tensor | None = None,  # float8_e4m3fn [2J, H]
@@ -175,7 +175,7 @@ def mxfp4_experts(
     gate_up_scale: Tensor,  # uint8 [E, 2I, H / 32]  E8M0
     down: Tensor,  # uint8 [E, H, I / 2]
     down_scale: Tensor,  # uint8 [E, H, I / 32]
-    ids: Tensor,  # int32 [..., top_k]
+    ids: Tensor,  # int32 [..., top_k]  -1: of nobody
     weights: Tensor,  # float [..., top_k]
     limit: float | None = None,
     shared_gate_up: Tensor | None = None,  # float8_e4m3fn [2J, H]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freewheel.ops.clamped import clamp_mul
-from freewheel.ops.cpu.dense import DENSE_TOKENS
+from freewheel.ops.cpu.dense import DENSE_TOKENS, lanes_by_expert
 from freewheel.ops.dense import wide
 from freewheel.ops.registry import implement
 
@@ -33,7 +33,9 @@ def _all_experts(
 ) -> Tensor:
     """x [N, H], gate_up [E, 2I, H], down [E, H, I], ids, weights [N, top_k] -> [N, H]"""
     experts, inner_twice, hidden = gate_up.shape
-    share = x.new_zeros(x.shape[0], experts).scatter_add_(1, ids, weights)  # [N, E]
+    # A choice of nobody goes to a column of its own, which is cut off.
+    share = x.new_zeros(x.shape[0], experts + 1).scatter_add_(1, ids % (experts + 1), weights)
+    share = share[:, :experts]  # [N, E]
     both = F.linear(x, gate_up.view(-1, hidden)).view(x.shape[0], experts, inner_twice)
     inner = clamp_mul(both, limit).mul_(share[:, :, None])  # [N, E, I]
     inner.masked_fill_((share == 0)[:, :, None], 0)
@@ -45,8 +47,7 @@ def _chosen_experts(
 ) -> Tensor:
     """The same by running each expert on its own tokens only."""
     total = torch.zeros_like(x)
-    order = ids.flatten().argsort(stable=True)  # lanes by expert, then by token
-    counts = ids.flatten().bincount(minlength=gate_up.shape[0]).tolist()
+    order, counts = lanes_by_expert(ids, gate_up.shape[0])
     shares = weights.flatten().index_select(0, order)[:, None]
     owners = order // ids.shape[1]  # token of each lane
     for expert, (token, share) in enumerate(

@@ -81,10 +81,22 @@ def grouped_experts(
     return total.view(x.shape).to(x.dtype)
 
 
+def lanes_by_expert(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:
+    """Lanes of ids [N, top_k] by expert, then by token, without those of nobody; of each how many.
+
+    int64 [lanes], and `experts` numbers.
+    """
+    flat = ids.flatten()
+    nobody, *counts = (flat + 1).bincount(minlength=experts + 1).tolist()
+    return flat.argsort(stable=True)[nobody:], counts
+
+
 def _all_experts(x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     """x [N, H], gate_up [E, 2I, H], down [E, H, I], ids, weights [N, top_k] -> [N, H]"""
     experts, inner_twice, hidden = gate_up.shape
-    share = x.new_zeros(x.shape[0], experts).scatter_add_(1, ids, weights)  # [N, E]
+    # A choice of nobody goes to a column of its own, which is cut off.
+    share = x.new_zeros(x.shape[0], experts + 1).scatter_add_(1, ids % (experts + 1), weights)
+    share = share[:, :experts]  # [N, E]
     both = F.linear(x, gate_up.view(-1, hidden)).view(x.shape[0], experts, inner_twice)
     gate, up = both.chunk(2, dim=-1)
     inner = F.silu(gate).mul_(up).mul_(share[:, :, None])  # [N, E, I]
@@ -97,8 +109,7 @@ def _chosen_experts(
 ) -> Tensor:
     """The same by running each expert on its own tokens only."""
     total = torch.zeros_like(x)
-    order = ids.flatten().argsort(stable=True)  # lanes by expert, then by token
-    counts = ids.flatten().bincount(minlength=gate_up.shape[0]).tolist()
+    order, counts = lanes_by_expert(ids, gate_up.shape[0])
     shares = weights.flatten().index_select(0, order)[:, None]
     owners = order // ids.shape[1]  # token of each lane
     for expert, (token, share) in enumerate(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from freewheel.ops.cpu.dense import lanes_by_expert
 from freewheel.ops.dense import wide
 from freewheel.ops.quantised import (
     Weights,
@@ -64,9 +65,8 @@ def _chosen_experts(
 ) -> Tensor:
     """Each chosen expert on its own tokens; lanes add up in order of expert. x is wide."""
     tokens = x.flatten(0, -2)  # [N, H]
-    top_k, flat = ids.shape[-1], ids.flatten()
-    order = flat.argsort(stable=True)  # lanes by expert, then by token
-    counts = flat.bincount(minlength=experts).tolist()
+    top_k = ids.shape[-1]
+    order, counts = lanes_by_expert(ids, experts)
     shares = weights.flatten().to(tokens.dtype).index_select(0, order)[:, None]
     owners = order // top_k  # token of each lane
     total = torch.zeros_like(tokens)

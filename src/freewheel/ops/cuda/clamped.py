@@ -201,5 +201,7 @@ def clamped_experts(
         PAIRS=PAIRS, BLOCK_N=low.outputs, BLOCK_K=low.inputs,
         num_warps=low.warps, num_stages=low.stages,
     )  # fmt: skip
-    _sum_choices[(tokens, triton.cdiv(hidden, 1024))](parts, out, hidden, TOP_K=top_k, BLOCK=1024)
+    _sum_choices[(tokens, triton.cdiv(hidden, 1024))](
+        parts, ids, out, hidden, TOP_K=top_k, BLOCK=1024
+    )
     return out

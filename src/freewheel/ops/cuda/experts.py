@@ -214,12 +214,13 @@ def _down(
 
 
 @triton.jit
-def _sum_choices(parts, out, H, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_choices(parts, ids, out, H, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(TOP_K):
-        total += tl.load(parts + (token * TOP_K + k) * H + h, mask=h < H, other=0)
+        some = tl.load(ids + token * TOP_K + k) >= 0
+        total += tl.load(parts + (token * TOP_K + k) * H + h, mask=(h < H) & some, other=0)
     tl.store(out + token * H + h, total.to(out.dtype.element_ty), mask=h < H)
 
 
@@ -270,5 +271,7 @@ def _many_experts(x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights
         PAIRS=PAIRS, BLOCK_N=low.outputs, BLOCK_K=low.inputs,
         num_warps=low.warps, num_stages=low.stages,
     )  # fmt: skip
-    _sum_choices[(tokens, triton.cdiv(hidden, 1024))](parts, out, hidden, TOP_K=top_k, BLOCK=1024)
+    _sum_choices[(tokens, triton.cdiv(hidden, 1024))](
+        parts, ids, out, hidden, TOP_K=top_k, BLOCK=1024
+    )
     return out

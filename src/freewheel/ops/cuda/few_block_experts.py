@@ -69,12 +69,14 @@ def load_ids(at, mask, other: tl.constexpr):
 def find_expert(ids, slot, pairs, PAIRS: tl.constexpr):
     """(expert, earlier pairs that have it, its place) of the pair `slot`.
 
-    Places are those of pairs sorted by expert: the first of an expert's is its own.
+    Places are those of pairs sorted by expert: the first of an expert's is its own. A choice of
+    nobody (-1) is never the first.
     """
     lane = tl.arange(0, PAIRS)
     every = load_ids(ids + lane, lane < pairs, 0x7FFFFFFF)
     expert = tl.load(ids + slot, cache_modifier=".cg")
     earlier = tl.sum(((every == expert) & (lane < slot)).to(tl.int32), 0)
+    earlier += (expert < 0).to(tl.int32)
     return expert, earlier, tl.sum((every < expert).to(tl.int32), 0)
 
 
@@ -182,11 +184,11 @@ def _sum_spots(
     total = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(TOP_K):
         pair = token * TOP_K + k
-        expert = tl.max(tl.where(lane == pair, every, 0), 0)
+        expert = tl.max(tl.where(lane == pair, every, -1), 0)
         again = (every == expert) & (lane < pair) & (lane // TOP_K == token)
         place = tl.sum((every < expert).to(tl.int32), 0)
         source = parts + (place * count + token).to(tl.int64) * H + h
-        first = tl.max(again.to(tl.int32), 0) == 0
+        first = (tl.max(again.to(tl.int32), 0) == 0) & (expert >= 0)
         total += tl.load(source, mask=(h < H) & first, other=0)
     for k in tl.static_range(EXTRA):
         source = parts + ((pairs + k) * count + token).to(tl.int64) * H + h

@@ -57,6 +57,7 @@ def _few_gate_up(
         place = tl.sum((every < expert).to(tl.int32), 0) + earlier
         if tl.program_id(0) == 0:
             tl.store(places + place, tl.where(earlier > 0, -1, expert))
+        earlier += (expert < 0).to(tl.int32)
         there = (token < count)[:, None] & (nth < TOP_K)[None, :]
         at = token[:, None] * TOP_K + nth[None, :]
         mine = tl.load(ids + at, mask=there, other=-1) == expert

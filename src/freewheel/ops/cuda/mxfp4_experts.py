@@ -284,7 +284,7 @@ def tiled_experts(
         STAGES=second.stages, EVEN=width % (32 * GROUPS * second.slices) == 0, ASM=fast,
         num_warps=second.slices,
     )  # fmt: skip
-    sum_choices(parts, out, top_k)
+    sum_choices(parts, ids, out)
     return out
 
 

@@ -130,5 +130,5 @@ def packed_experts(
         **sizes, **low.constants(), DOWN=1, CLAMP=0,
     )  # fmt: skip
     out = torch.empty_like(x)
-    sum_choices(parts, out, top_k, extra)
+    sum_choices(parts, ids, out, extra)
     return out

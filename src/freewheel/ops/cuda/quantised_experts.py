@@ -72,9 +72,8 @@ def _list_tiles(
     own, each, lane = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, BLOCK)
     counts = tl.zeros((BLOCK_E,), tl.int32)
     for at in range(0, pairs, BLOCK):
-        inside = at + lane < pairs
-        expert = tl.load(ids + at + lane, mask=inside, other=0)
-        counts += tl.histogram(expert, BLOCK_E, mask=inside)
+        expert = tl.load(ids + at + lane, mask=at + lane < pairs, other=-1)
+        counts += tl.histogram(tl.maximum(expert, 0), BLOCK_E, mask=expert >= 0)
     tiles = (counts + TOKENS - 1) // TOKENS
     first = tl.sum(tl.where(each < own, tiles, 0), 0)
     total = tl.sum(tiles, 0)
@@ -262,7 +261,7 @@ def _down_short(
 
 @triton.jit
 def _sum_choices(
-    parts, out, H, pairs, count,
+    parts, ids, out, H, pairs, count,
     TOP_K: tl.constexpr, EXTRA: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     follow(CHAINED)
@@ -270,7 +269,8 @@ def _sum_choices(
     h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(TOP_K):
-        total += tl.load(parts + (token * TOP_K + k) * H + h, mask=h < H, other=0)
+        some = tl.load(ids + token * TOP_K + k, cache_modifier=".cg") >= 0
+        total += tl.load(parts + (token * TOP_K + k) * H + h, mask=(h < H) & some, other=0)
     for k in tl.static_range(EXTRA):
         total += tl.load(parts + (pairs + k * count + token) * H + h, mask=h < H, other=0)
     tl.store(out + token * H + h, total.to(out.dtype.element_ty), mask=h < H)
@@ -297,12 +297,15 @@ def list_tiles(ids: Tensor, experts: int, tokens: int) -> Plan:
     return plan
 
 
-def sum_choices(parts: Tensor, out: Tensor, top_k: int, extra: int = 0) -> None:
-    """parts float32 [pairs + extra * tokens, H], each token's summed into out [..., H]."""
-    hidden = parts.shape[1]
+def sum_choices(parts: Tensor, ids: Tensor, out: Tensor, extra: int = 0) -> None:
+    """parts float32 [pairs + extra * tokens, H], each token's summed into out [..., H].
+
+    Those of choices of nobody (-1) in ids int32 [..., top_k] are not read.
+    """
+    hidden, top_k = parts.shape[1], ids.shape[-1]
     tokens = parts.shape[0] // (top_k + extra)
     _sum_choices[(tokens, triton.cdiv(hidden, 1024))](
-        parts, out, hidden, tokens * top_k, tokens, TOP_K=top_k, EXTRA=extra, BLOCK=1024,
+        parts, ids, out, hidden, tokens * top_k, tokens, TOP_K=top_k, EXTRA=extra, BLOCK=1024,
         CHAINED=CHAINED, launch_pdl=CHAINED,
     )  # fmt: skip
 
@@ -337,7 +340,7 @@ def tiled_block_experts(
     )  # fmt: skip
     down = (inner, own.down, own.down_scale, behind.down, behind.down_scale, *plan, weights, parts)
     _project_down((*down, pairs, tokens, hidden, width), tiles, extra, shape, fast)
-    sum_choices(parts, out, top_k, extra)
+    sum_choices(parts, ids, out, extra)
     return out
 
 
