@@ -147,6 +147,8 @@ class PageAllocator(IdPool):
     @property
     def returning(self) -> int:
         """Those of them that turn free when their copies have ended: nobody keeps them."""
+        if not self._lent:
+            return 0
         return sum(
             self._owners[page] == count and page not in self._keepers
             for page, count in self._lent.items()
@@ -157,9 +159,9 @@ class PageAllocator(IdPool):
         super().collected(round_id)
         self._settling = {p for p in self._settling if self._until[p] > self._collected}
 
-    def owns(self, page: int) -> bool:
-        """Some tenancy owns this page."""
-        return page in self._owned
+    def owned_of(self, pages: Sequence[int]) -> int:
+        """How many of these pages some tenancy owns."""
+        return sum(map(self._owned.__contains__, pages))
 
     def some_idle(self, pages: Sequence[int]) -> bool:
         """Some of these pages have keepers, but no owner."""
@@ -167,7 +169,7 @@ class PageAllocator(IdPool):
 
     def allocate(self, count: int) -> tuple[int, ...]:
         pages = super().allocate(count)
-        self._owners.update(pages)
+        self._owners.update(dict.fromkeys(pages, 1))
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
@@ -200,7 +202,8 @@ class PageAllocator(IdPool):
     def keep(self, pages: Sequence[int]) -> None:
         """One more keeper for pages that are owned or kept. Raises FreewheelError for others."""
         self._check_held(pages, "kept")
-        self._keepers.update(pages)
+        for page in pages:
+            self._keepers[page] += 1
 
     def condemn(self, pages: Sequence[int]) -> int:
         """Never hand these pages, owned or kept, out again; how many of them are newly so.
@@ -215,11 +218,13 @@ class PageAllocator(IdPool):
     def release(self, ids: Sequence[int], until_round: int) -> None:
         """One owner less. Raises as IdPool.release does."""
         self._check_owned(ids)
+        until, owners = self._until, self._owners
         for page in ids:
-            self._until[page] = max(until_round, self._until.get(page, -1))
-            self._owners[page] -= 1
-            if not self._owners[page]:
-                del self._owners[page]
+            if until.get(page, -2) < until_round:
+                until[page] = until_round
+            left = owners[page] = owners[page] - 1
+            if not left:
+                del owners[page]
                 self._owned.remove(page)
                 self._retire(page)
         self._set_free()
@@ -229,8 +234,8 @@ class PageAllocator(IdPool):
         for page in pages:
             if page not in self._keepers:
                 raise FreewheelError(f"{self.name}: {page} dropped, but not kept")
-            self._keepers[page] -= 1
-            if not self._keepers[page]:
+            left = self._keepers[page] = self._keepers[page] - 1
+            if not left:
                 del self._keepers[page]
                 self._retire(page)
         self._set_free()
@@ -257,7 +262,7 @@ class PageAllocator(IdPool):
             heapq.heappush(self._quarantine, (self._until.pop(page), page))
 
     def _check_held(self, pages: Sequence[int], what: str) -> None:
-        foreign = sorted(p for p in pages if p not in self._owned and p not in self._keepers)
+        foreign = sorted([p for p in pages if p not in self._owned and p not in self._keepers])
         if foreign:
             raise FreewheelError(f"{self.name}: {foreign} {what}, but neither owned nor kept")
 

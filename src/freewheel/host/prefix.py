@@ -150,7 +150,7 @@ class PrefixCache:
         copies have ended."""
         pool = self._pools[group]
         if self._groups[group].retention is None:
-            while pool.free + pool.due + pool.returning < count and pool.cached:
+            while pool.cached and pool.free + pool.due + pool.returning < count:
                 self._drop_oldest(group)
             return
         for block in tuple(self._resumable):
@@ -209,7 +209,8 @@ class PrefixCache:
     def adopt_latest(self, block: Block, latest: tuple[tuple[int, ...], ...]) -> None:
         """Keep copied pages that a row needs which starts at the block's end."""
         for pool, pages in zip(self._pools, latest, strict=True):
-            pool.keep(pages)
+            if pages:
+                pool.keep(pages)
         block.latest = latest
         self._resumable[block] = None
 
@@ -226,12 +227,19 @@ class PrefixCache:
     def keys(self, request: Request) -> list[bytes]:
         """Of every block behind which the request has a certain token."""
         size, keys = self.block_size, request.block_keys
-        for index in range(len(keys), (request.known - 1) // size):
-            first = index * size
-            tokens = request.tokens(first + 1 if index else 0, first + size + 1)
-            before = keys[-1] if keys else request.cache_salt.encode()
-            data = len(before).to_bytes(4, "little") + before + array("q", tokens).tobytes()
-            keys.append(blake2b(data, key=self._secret, digest_size=DIGEST_BYTES).digest())
+        begun, count = len(keys), (request.known - 1) // size
+        if count <= begun:
+            return keys
+        first = begun * size + 1 if begun else 0
+        tokens = array("q", request.tokens(first, count * size + 1)).tobytes()
+        before = keys[-1] if keys else request.cache_salt.encode()
+        at = 0
+        for index in range(begun, count):
+            end = 8 * ((index + 1) * size + 1 - first)
+            data = len(before).to_bytes(4, "little") + before + tokens[at:end]
+            before = blake2b(data, key=self._secret, digest_size=DIGEST_BYTES).digest()
+            keys.append(before)
+            at = end
         return keys
 
     def _add(self, key: bytes, parent: Block | None, tenancy: Tenancy, index: int) -> Block:
@@ -245,7 +253,8 @@ class PrefixCache:
         self, key: bytes, parent: Block | None, pages: tuple[tuple[int, ...], ...]
     ) -> Block:
         for pool, own in zip(self._pools, pages, strict=True):
-            pool.keep(own)
+            if own:
+                pool.keep(own)
         block = self._blocks[key] = Block(key, parent, pages)
         if parent is not None:
             parent.children.add(block)
@@ -297,7 +306,8 @@ class PrefixCache:
             heir.children.clear()
             self._drop_latest(heir)
             for pool, pages in zip(self._pools, heir.pages, strict=True):
-                pool.drop(pages)
+                if pages:
+                    pool.drop(pages)
             del self._blocks[heir.key]
             self._leaves.pop(heir, None)
         return gone
@@ -306,10 +316,11 @@ class PrefixCache:
         if block.latest is None:
             return
         for pool, pages in zip(self._pools, block.latest, strict=True):
-            pool.drop(pages)
+            if pages:
+                pool.drop(pages)
         block.latest = None
         del self._resumable[block]
 
 
 def _own(span: PageSpan, columns: range) -> tuple[int, ...]:
-    return tuple(span.pages[column - span.first] for column in columns)
+    return tuple(span.pages[columns.start - span.first : columns.stop - span.first])

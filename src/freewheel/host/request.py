@@ -298,6 +298,8 @@ class Request:
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Certain tokens at positions `start` to `stop` (cut at `known`)."""
         border = len(self.prompt)
+        if stop <= border:
+            return self.prompt[start:stop]
         output = self.output[max(start - border, 0) : max(stop - border, 0)]
         return (*self.prompt[start:stop], *output)
 

@@ -63,7 +63,7 @@ class Reservations:
     def shared(self, blocks: tuple[Block, ...]) -> list[int]:
         """Pages of each group, among those of the blocks, that some tenancy owns already."""
         return [
-            sum(pool.owns(page) for block in blocks for page in block.pages[group])
+            pool.owned_of([page for block in blocks for page in block.pages[group]])
             for group, pool in enumerate(self.pools)
         ]
 

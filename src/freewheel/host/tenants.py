@@ -24,6 +24,10 @@ class Tenants:
         """Tokens; comparable between tenants with live requests."""
         return self._served.get(tenant, 0)
 
+    def has(self, tenant: str) -> bool:
+        """The tenant has live requests."""
+        return tenant in self._live
+
     def enter(self, tenant: str) -> None:
         """One more live request of the tenant."""
         if tenant not in self._live:

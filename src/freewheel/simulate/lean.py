@@ -9,7 +9,7 @@ the engine's own: who is admitted, what is dropped for pages, who is preempted, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -138,6 +138,8 @@ class LeanScheduler(Scheduler):
 
     def steady(self, flying: Sequence[StepResult | Stride]) -> list[Lane]:
         """Rows that decode, if they alone do in the rounds under way, `flying`, and in the next."""
+        if self._lanes is not None and len(self._lanes) > FEW:
+            return []
         lanes = self._ready()
         if len(lanes) > FEW or len(flying) != self.run_ahead or not self._nobody_comes:
             return []
@@ -180,19 +182,23 @@ class LeanScheduler(Scheduler):
         return [self._under_way(lanes, shape, *round) for round in rounds[read:]]
 
     def add(self, request: Request) -> None:
-        self._catch_up()
+        if self.roster.waiting.tenants.has(request.tenant):
+            self._take_turns()
+        else:
+            self._catch_up()  # what others were served counts
         super().add(request)
 
     def collect(
         self, result: StepResult, now: float | None = None, spent: float | None = None
     ) -> list[Update]:
-        self._catch_up()
+        lanes = [self._by_row[row.row] for row in result.rows if row.row in self._by_row]
+        for lane in lanes:
+            self._tell(lane)
+        self._hear()
         updates = super().collect(result, now, spent)
         self._read, self.changed = result.round_id, True
-        for row in result.rows:
-            lane = self._by_row.get(row.row)
-            if lane is not None:
-                lane.known = lane.told = lane.request.known
+        for lane in lanes:
+            lane.known = lane.told = lane.request.known
         return updates
 
     @property
@@ -207,7 +213,8 @@ class LeanScheduler(Scheduler):
     @property
     def _prompts(self) -> bool:
         """Somebody is on the way through a prompt, or waits and may get a row."""
-        self._ready()
+        if self._lanes is None:
+            self._lanes = self._new_lanes()
         if self._prefilling or not self.roster.waiting:
             return self._prefilling
         self._hear()
@@ -302,22 +309,24 @@ class LeanScheduler(Scheduler):
 
     def _catch_up(self) -> None:
         """All is as if every round had been planned and every letter collected."""
-        lanes = self._by_row.values()
-        for lane in lanes:
-            if lane.rounds and lane.tenancy.open:
-                self._tell(lane)
-        if self._since < self._next_round:
-            self._take_turns(lane for lane in lanes if lane.tenancy.last_round >= self._since)
+        for lane in self._by_row.values():
+            self._tell(lane)
+        self._take_turns()
         self._hear()
 
-    def _take_turns(self, lanes: Iterable[Lane]) -> None:
+    def _take_turns(self) -> None:
         """As in `launch`, round by round, but for rounds that later ones of the same row hide."""
+        if self._since == self._next_round:
+            return
+        lanes = [lane for lane in self._by_row.values() if lane.tenancy.last_round >= self._since]
         for lane in sorted(lanes, key=lambda one: (one.tenancy.last_round, one.request.turn)):
             lane.request.turn = next(self._turns)
         self._since = self._next_round
 
     def _tell(self, lane: Lane) -> None:
         """The request knows what came."""
+        if not lane.rounds or not lane.tenancy.open:
+            return
         request, stats = lane.request, lane.request.stats
         request.output.extend(self._device.answer(lane.row, lane.told, lane.known))
         self.roster.waiting.tenants.charge(request.tenant, lane.known - lane.told)
