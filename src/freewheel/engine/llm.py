@@ -110,7 +110,7 @@ class LLM:
         self.executor.capture(shapes, progress)
         if self._policy is not None:
             for shape in shapes:
-                if not (shape.for_prompts or shape.tables or shape.catches_up):
+                if not (shape.for_prompts or shape.extras or shape.tables or shape.catches_up):
                     self._policy.took_empty(shape, self.executor.idle_seconds(shape))
 
     def generate(

@@ -6,24 +6,22 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 from freewheel.errors import ConfigError, FreewheelError, RequestError
 from freewheel.host.alarm import Alarm
 from freewheel.host.chunks import widest_chunk
-from freewheel.host.depth import DepthPolicy, Pace
+from freewheel.host.costs import Pace
+from freewheel.host.depth import DepthPolicy
 from freewheel.host.disk import DiskIndex
 from freewheel.host.footprint import Footprint
 from freewheel.host.interleaving import Interleaving
+from freewheel.host.rectangles import Rectangles
 from freewheel.host.request import Request
 from freewheel.host.roster import Roster
 from freewheel.host.seats import (
     Seat,
     decode_seats,
-    extras_of,
-    guided_of,
     prompt_seats,
-    prompt_shape,
     step_plan,
     within,
 )
@@ -108,10 +106,6 @@ class Scheduler:
     ) -> None:
         if len(groups) != len(group_pages) or not groups:
             raise ConfigError(f"group_pages: {len(group_pages)} given for {len(groups)} groups")
-        if policy is None and len(ladder.depths) != 1:
-            raise ConfigError(f"ladder: has depths {ladder.depths} and nobody to choose one")
-        if policy is not None and policy.depths != ladder.depths:
-            raise ConfigError(f"policy: chooses among {policy.depths}, not {ladder.depths}")
         if not 2 <= context_len <= row_width:
             raise ConfigError(f"context_len: must be 2 to row_width {row_width}, got {context_len}")
         if run_ahead < 0:
@@ -131,6 +125,7 @@ class Scheduler:
         self._rounds: deque[tuple[StepPlan, list[Seat]]] = deque()
         self._pace = Pace()
         self._policy = policy
+        self._rectangles = Rectangles(ladder, policy)
         self.alarm = Alarm() if alarm is None else alarm
         self._next_round = 0
         self._turns = itertools.count()
@@ -310,7 +305,8 @@ class Scheduler:
             seat.tenancy.settle(row.computed, seat.advance, seat.emits)
             seat.request.stats.count(row, seat.start is not None, result.round_id, now)
             if self._policy is not None and row.finish is None and not seat.request.guided:
-                self._policy.count(seat.request.id, seat.offered, row.agreed)
+                left = seat.request.limit - seat.request.known - len(row.tokens)
+                self._policy.count(seat.request.id, seat.offered, row.agreed, left)
             seat.request.take(row, seat.start)
             self.roster.waiting.tenants.charge(seat.request.tenant, len(row.tokens))
             if row.tokens and row.finish is None:
@@ -369,20 +365,7 @@ class Scheduler:
 
     def shape(self, copies: Sequence[list[Seat]], prompts: bool) -> StepShape:
         """The smallest rectangle for the rows of every copy of the model; some copy has some."""
-        batch = max(len(seats) for seats in copies)
-        seats = [seat for own in copies for seat in own]
-        if prompts:
-            return prompt_shape(seats, self.ladder, batch)
-        extras, guided = extras_of(seats), guided_of(seats)
-        if self._policy is None:
-            return self.ladder.fit_decode(batch, extras, guided)
-        load = self.ladder.fit_decode(batch, extras, guided, self.ladder.depths[0])
-        rows = [seat.request.id for seat in seats if not seat.request.guided]
-        depth = self._policy.choose(replace(load, width=1, depth=0), rows, len(seats) - len(rows))
-        lag = max(seat.tenancy.lag for seat in seats)
-        if lag > (0 if depth else self.ladder.lag - 1):
-            return replace(self.ladder.fit_decode(batch, extras, guided, 0), catches_up=True)
-        return self.ladder.fit_decode(batch, extras, guided, depth)
+        return self._rectangles.of(copies, prompts)
 
     def _end(self, request: Request, reason: FinishReason, length: int | None = None) -> None:
         request.end(reason, length)

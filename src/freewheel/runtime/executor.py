@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -219,21 +220,23 @@ class Executor:
     def idle_rounds(self, shape: StepShape, count: int) -> None:
         """Rounds of `shape` in which every row is padding: all of its work, and no effect."""
         for number in range(count):
-            self.launch(
-                StepPlan(
-                    round_id=number, shape=shape, rows=(), admissions=(), feeds=(), page_writes=()
-                )
-            )
+            self.launch(_idle_plan(shape, number))
             self.collect()
 
-    def idle_seconds(self, shape: StepShape, count: int = 3) -> float:
-        """What an idle round of `shape` takes, letters included: the least of `count`."""
-        times: list[float] = []
-        for _ in range(count):
-            begun = self.clock()
-            self.idle_rounds(shape, 1)
-            times.append(self.clock() - begun)
-        return min(times)
+    def idle_seconds(self, shape: StepShape, count: int = 4) -> float:
+        """What an idle round of `shape` takes among others like it, with as many in flight as ever.
+
+        A third of `count` took less: what disturbs a round only ever makes it longer.
+        """
+        arrivals: list[float] = []
+        for number in range(self._run_ahead + 1 + count):
+            self.launch(_idle_plan(shape, number))
+            if self.in_flight > self._run_ahead:
+                self.collect()
+                arrivals.append(self.clock())
+        while self.in_flight:
+            self.collect()
+        return sorted(b - a for a, b in pairwise(arrivals))[count // 3]
 
     def calls(self, shape: StepShape) -> int | None:
         """Operator calls that one replay of `shape` makes; None if it is not captured as a tape."""
@@ -338,6 +341,10 @@ class Executor:
         if self._graph == "tape":
             return TapeGraph(tuple(self.arena.tensors()), harmless=True)
         return EagerGraph(harmless=True)
+
+
+def _idle_plan(shape: StepShape, number: int) -> StepPlan:
+    return StepPlan(round_id=number, shape=shape, rows=(), admissions=(), feeds=(), page_writes=())
 
 
 def _open_streams(device: str) -> Streams:
