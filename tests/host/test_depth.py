@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 
 from freewheel.errors import ConfigError
 from freewheel.host import Scheduler
-from freewheel.host.costs import Pace
+from freewheel.host.costs import Arrived, Pace
 from freewheel.host.depth import DepthPolicy
 from freewheel.spec import CacheGroup, ShapeLadder, StepShape
 
@@ -123,9 +124,9 @@ class Engine:
         shape, at, told = self.letters.pop(0)
         if self.fixed is not None:
             return
-        took = self.pace.letter(shape, (letter[0] for letter in self.letters), at)
+        took = self.pace.letter(shape, (letter[0] for letter in self.letters), Arrived(at))
         if took is not None:
-            self.policy.took(shape, took)
+            self.policy.took(shape, *took)
         for name, offered, agreed, left in told:
             self.policy.count(name, offered, agreed, left)
 
@@ -145,13 +146,25 @@ def seconds(trace: list[Phase], price: Price, fixed: int | None, noise: float = 
     return engine.total
 
 
+@cache
+def against_best(trace: str, price: str) -> float:
+    """Time with a depth that is chosen, by that with the fixed one that is best for the trace, as
+    is known only afterwards."""
+    best = min(seconds(TRACES[trace](), PRICES[price], depth) for depth in DEPTHS)
+    return seconds(TRACES[trace](), PRICES[price], None, noise=0.1) / best
+
+
 @pytest.mark.parametrize("price", PRICES)
 @pytest.mark.parametrize("trace", TRACES)
-def test_choosing_costs_at_most_three_parts_in_a_hundred(trace: str, price: str) -> None:
-    """Against the fixed depth that is best for the trace, known only afterwards."""
-    best = min(seconds(TRACES[trace](), PRICES[price], depth) for depth in DEPTHS)
-    chosen = seconds(TRACES[trace](), PRICES[price], None, noise=0.1)
-    assert chosen <= 1.03 * best, chosen / best
+def test_choosing_costs_little(trace: str, price: str) -> None:
+    """Times of rounds vary by a fifth here, and drafts by chance alone: there is most to learn and
+    least to gain."""
+    assert against_best(trace, price) <= 1.05
+
+
+def test_choosing_costs_a_hundredth_on_average() -> None:
+    every = [against_best(trace, price) for trace in TRACES for price in PRICES]
+    assert sum(every) / len(every) <= 1.01
 
 
 def test_a_choice_is_a_function_of_what_was_said_before() -> None:
@@ -189,13 +202,88 @@ def test_rows_of_which_a_round_decides_one_token_want_no_drafts() -> None:
     assert chosen[-1] == 0
 
 
+def told(policy: DepthPolicy, batch: int, price: Callable[[int], float]) -> None:
+    for depth in DEPTHS:
+        policy.took_empty(StepShape(batch, 1 + depth, depth), price(depth))
+
+
+def test_a_request_that_rounds_in_flight_end_wants_no_drafts() -> None:
+    policy = DepthPolicy(DEPTHS, 3, 4)
+    told(policy, 1, lambda depth: 1.0 + 0.1 * depth)
+    for left in (40, 36, 32):
+        policy.count("row", 3, 3, left)
+    assert policy.choose(StepShape(1, 1, 0), ["row"]) > 0
+    policy.count("row", 3, 3, 4)
+    assert policy.choose(StepShape(1, 1, 0), ["row"]) == 0
+
+
+def test_what_deeper_drafts_are_worth_is_known_without_any() -> None:
+    policy = DepthPolicy(DEPTHS, 1, 4)
+    told(policy, 1, lambda depth: 1.0 + 0.4 * depth)
+    for _ in range(30):
+        policy.count("good", 1, 1, 99)
+    for _ in range(30):
+        policy.count("bad", 1, 0, 99)
+    assert policy.choose(StepShape(1, 1, 0), ["good"]) == 5
+    assert policy.choose(StepShape(1, 1, 0), ["bad"]) == 0
+
+
+def test_a_host_that_is_slower_than_the_device_makes_drafts_free() -> None:
+    policy = DepthPolicy(DEPTHS, 1, 4)
+    told(policy, 1, lambda depth: 1.0 + 0.5 * depth)
+    policy.took(StepShape(1, 2, 1), 6.0, 5.9)
+    for _ in range(9):
+        policy.count("row", 1, 1, 99)
+        policy.count("row", 1, 0, 99)
+    assert policy.choose(StepShape(1, 1, 0), ["row"]) == 5
+
+
+def test_a_request_whose_drafts_are_wrong_counts_as_much_as_one_whose_drafts_are_right() -> None:
+    """Two rows: the most tokens a second come with five drafts, the shortest wait for a token with
+    none."""
+    policy = DepthPolicy((0, 5), 5, 4)
+    policy.took_empty(StepShape(2, 1, 0), 1.0)
+    policy.took_empty(StepShape(2, 6, 5), 2.0)
+    for _ in range(60):
+        policy.count("right", 5, 5, 99)
+        policy.count("wrong", 5, 0, 99)
+    for _ in range(8):
+        policy.choose(StepShape(2, 1, 0), ["right", "wrong"])
+    assert policy.choose(StepShape(2, 1, 0), ["right", "wrong"]) == 0
+
+
+def test_a_steady_load_is_judged_every_sixteenth_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, asked = DepthPolicy(DEPTHS, 3, 4), [0]
+    told(policy, 2, lambda depth: 1.0 + 0.1 * depth)
+    waits = policy._acceptance.waits
+
+    def counted(rows: Sequence[str]) -> list[float]:
+        asked[0] += 1
+        return waits(rows)
+
+    monkeypatch.setattr(policy._acceptance, "waits", counted)
+    for _ in range(320):
+        depth = policy.choose(StepShape(2, 1, 0), ["a", "b"])
+        policy.took(StepShape(2, 1 + depth, depth), 1.0 + 0.1 * depth)
+        policy.count("a", depth, depth, 99)
+    assert asked[0] <= 320 / 16 + 8
+
+
+def test_rounds_with_more_to_do_are_guessed_by_those_that_only_choose() -> None:
+    policy = DepthPolicy(DEPTHS, 3, 4)
+    told(policy, 1, lambda depth: 1.0 + 9.0 * depth)
+    for _ in range(4):
+        policy.count("row", 3, 3, 99)
+    assert policy.choose(StepShape(1, 1, 0, extras=1), ["row"]) == 0
+
+
 def test_only_rounds_among_their_like_are_timed() -> None:
     pace, one, other = Pace(), StepShape(1, 2, 1), StepShape(1, 4, 3)
-    assert pace.letter(one, [one], 1.0) is None
-    assert pace.letter(one, [one, one], 3.0) == 2.0
-    assert pace.letter(one, [one, other], 5.0) is None
-    assert pace.letter(other, [other], 6.0) is None
-    assert pace.letter(other, [], 6.5) == 0.5
+    assert pace.letter(one, [one], Arrived(1.0)) is None
+    assert pace.letter(one, [one, one], Arrived(3.0, 0.5)) == (2.0, 0.5)
+    assert pace.letter(one, [one, other], Arrived(5.0)) is None
+    assert pace.letter(other, [other], Arrived(6.0)) is None
+    assert pace.letter(other, [], Arrived(6.5, 0.25)) == (0.5, 0.25)
     assert pace.letter(other, [], None) is None
 
 

@@ -187,7 +187,7 @@ def test_auto_speaks_the_same_and_learns_between_requests(folders: dict[str, Pat
         assert [one.token_ids for one in outputs] == [one.token_ids for one in want]
     assert llm._policy is not None and llm._policy._acceptance.expected("new")[1] != 1.8
     known = llm._policy._costs._known
-    assert any(one.times for one in known.values())
+    assert any(one.timed for one in known.values())
     assert all(one.empty for shape, one in known.items() if shape.extras == 0)
 
 

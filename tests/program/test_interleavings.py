@@ -101,6 +101,9 @@ class Device:
     def pages(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int32)
 
+    def beside(self, seconds: float) -> float:
+        return seconds
+
     def drift(self) -> None:
         """Between two steps of the host the device does as much as it is told to."""
         while True:

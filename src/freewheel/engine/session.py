@@ -12,7 +12,7 @@ from freewheel.engine.logprobs import prompt_logprobs, token_logprobs
 from freewheel.engine.output import Arrival, Chunk, Metrics, Piece
 from freewheel.engine.timeline import Timeline
 from freewheel.errors import FreewheelError
-from freewheel.host import Fleet, Request, Scheduler, TextDelta, TextStream, Update
+from freewheel.host import Arrived, Fleet, Request, Scheduler, TextDelta, TextStream, Update
 from freewheel.runtime import Executor
 from freewheel.spec import FinishReason
 
@@ -44,6 +44,7 @@ class Session:
         self._executor = executor
         self._live: dict[str, Live] = {}
         self.timeline = Timeline()
+        self._had = 0.0  # when the last letter was here
 
     @property
     def scheduler(self) -> Scheduler | Fleet:
@@ -137,8 +138,10 @@ class Session:
         if self._executor.in_flight:
             asked = time.perf_counter()
             letter = self._executor.collect()
-            arrived, spent = time.perf_counter(), self._executor.clock()
-            for update in self._scheduler.collect(letter, arrived, spent):
+            arrived = time.perf_counter()
+            at = Arrived(self._executor.clock(), self._executor.beside(asked - self._had))
+            self._had = arrived
+            for update in self._scheduler.collect(letter, arrived, at):
                 self._live[update.request.id].chunks.append(self._deliver(update))
             self.timeline.read(letter, asked, arrived, time.perf_counter())
         elif plan is None:

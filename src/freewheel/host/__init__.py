@@ -8,6 +8,7 @@ or numpy: no value of the device can be read here by mistake.
 from __future__ import annotations
 
 from freewheel.host.alarm import Alarm
+from freewheel.host.costs import Arrived
 from freewheel.host.depth import DepthPolicy
 from freewheel.host.disk import DiskIndex
 from freewheel.host.fleet import Fleet
@@ -22,6 +23,7 @@ from freewheel.host.update import Update
 
 __all__ = [
     "Alarm",
+    "Arrived",
     "Arriving",
     "DepthPolicy",
     "DiskIndex",

@@ -18,7 +18,7 @@ PLACES = MAX_DEPTH + 1
 FADE = 0.97
 """Of what a request showed, what is left once its draft at that place was tried once more."""
 
-FADE_OF_ALL = 0.985
+FADE_OF_ALL = 0.98
 """The same, of what all requests showed together."""
 
 NEW = 2

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rounds take: as measured of late, and where they were not, by their time without rows."""
+"""What rounds take: the device's part at each depth, and the host's, which is the same at all.
+
+With rounds in flight the two work side by side, and a round takes as long as the slower of them.
+What the host takes changes with what else its processor has to do, so it is followed at whatever
+depth is in use; what the device takes is known from rounds without rows, as far as it was not seen.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +23,43 @@ SLOPE = 0.15
 GUESSED = 2.0
 """Rounds that weigh as much as what a depth's time without rows says of its time."""
 
+BUSY = 0.85
+"""Of a round's time, what the host may work for if the device is to be the slower one."""
+
+TOGETHER = 8
+"""Where both take about as long, each now and then waits for the other: the norm of the two of this
+order is what such a round takes."""
+
 
 @dataclass(slots=True)
-class Known:
-    """Of one shape: its latest times, what is usual of them, and its time without rows."""
+class Latest:
+    """The latest times of something, and what is usual of them."""
 
     times: deque[float] = field(default_factory=lambda: deque[float](maxlen=KEPT_TIMES))
     fresh: bool = False
-    usual: float = 0.0
-    empty: float | None = None
+    last: float = 0.0
 
     def add(self, seconds: float) -> None:
         self.times.append(seconds)
         self.fresh = True
 
     @property
-    def seconds(self) -> float | None:
+    def usual(self) -> float | None:
         """A third of the rounds took less: what disturbs a round only ever makes it longer."""
         if self.fresh:
-            self.usual, self.fresh = sorted(self.times)[len(self.times) // 3], False
-        return self.usual if self.times else None
+            self.last, self.fresh = sorted(self.times)[len(self.times) // 3], False
+        return self.last if self.times else None
+
+
+@dataclass(slots=True)
+class Known:
+    """Of one shape: what the device took where it was the slower, what the host takes for all of
+    its load, whether any round was timed, and its time without rows."""
+
+    device: Latest = field(default_factory=Latest)
+    host: Latest | None = None
+    timed: bool = False
+    empty: float | None = None
 
 
 class Costs:
@@ -47,22 +69,40 @@ class Costs:
     def __init__(self, depths: Sequence[int]) -> None:
         self._depths = tuple(depths)
         self._known: dict[StepShape, Known] = {}
+        self._hosts: dict[StepShape, Latest] = {}
+        self._latest = Latest()
 
-    def took(self, shape: StepShape, seconds: float) -> None:
-        """What a round of `shape` took, among others like it."""
+    def took(self, shape: StepShape, seconds: float, host: float) -> None:
+        """What a round of `shape` took, among others like it; `host`: of that, the seconds in which
+        the host worked while the device could."""
         known = self._known.get(shape)
         if known is None:
             known = self._known[shape] = Known()
-        known.add(seconds)
+        known.timed = True
+        if host < BUSY * seconds or known.empty is None:
+            known.device.add(seconds)
+        if known.host is None:
+            known.host = self._host(replace(shape, width=1, depth=0))
+        self._latest = known.host
+        self._latest.add(host)
 
     def took_empty(self, shape: StepShape, seconds: float) -> None:
-        """What a round of `shape` took in which every row was padding: a first guess."""
+        """What the device took for a round of `shape` in which every row was padding."""
         self._known.setdefault(shape, Known()).empty = seconds
 
     def of(self, load: StepShape) -> LoadCosts:
         """Of the rounds of a load, now and later."""
         choosing = replace(load, extras=0, guided=False)
-        return LoadCosts(self._depths, self._by_depth(load), self._by_depth(choosing))
+        known, host = self._by_depth(load), self._host(load)
+        return LoadCosts(self._depths, known, self._by_depth(choosing), host)
+
+    def _host(self, load: StepShape) -> Latest:
+        found = self._hosts.get(load)
+        if found is None:
+            found = self._hosts[load] = Latest()
+            if (like := self._latest.usual) is not None:
+                found.add(like)  # as other rounds of late
+        return found
 
     def _by_depth(self, load: StepShape) -> dict[int, Known]:
         shapes = {depth: replace(load, width=1 + depth, depth=depth) for depth in self._depths}
@@ -71,15 +111,17 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class LoadCosts:
-    """Of one load, by depth. `choosing`: of the load whose rounds do nothing but choose."""
+    """Of one load, by depth. `choosing`: of the load whose rounds do nothing but choose. `host`:
+    what the host takes for a round."""
 
     depths: tuple[int, ...]
     known: dict[int, Known]
     choosing: dict[int, Known]
+    host: Latest
 
     def timed(self, depth: int) -> bool:
         """Such rounds were measured."""
-        return bool(self.known[depth].times)
+        return self.known[depth].timed
 
     def empty(self, depth: int) -> float | None:
         """What such rounds take without rows; of those that only choose if they alone told."""
@@ -88,27 +130,30 @@ class LoadCosts:
 
     def seconds(self) -> dict[int, float]:
         """What a round takes at each depth: as measured, or between and beyond what was."""
-        times = {d: t for d, one in self.known.items() if (t := one.seconds) is not None}
-        longer = self._longer(times)
-        return {depth: self._seconds(depth, times, longer) for depth in self.depths}
+        times = {d: t for d, one in self.known.items() if (t := one.device.usual) is not None}
+        longer, host = self._longer(times), self.host.usual or 0.0
+        return {d: _side_by_side(self._device(d, times, longer), host) for d in self.depths}
 
-    def _longer(self, times: dict[int, float]) -> float | None:
-        """By how much rounds take longer than without rows."""
-        weight = total = 0.0
+    def _longer(self, times: dict[int, float]) -> float:
+        """By how much rounds take the device longer than without rows."""
+        weight = total = GUESSED
         for depth, seconds in times.items():
             if (empty := self.empty(depth)) is not None:
-                count = len(self.known[depth].times)
+                count = len(self.known[depth].device.times)
                 weight += count
                 total += count * seconds / empty
-        return total / weight if weight else None
+        return total / weight
 
-    def _seconds(self, depth: int, times: dict[int, float], longer: float | None) -> float:
-        empty = self.empty(depth)
-        if empty is not None and (longer is not None or not times):
-            guess = empty * (1.0 if longer is None else longer)
-            count = len(self.known[depth].times)
-            return (count * times.get(depth, 0.0) + GUESSED * guess) / (count + GUESSED)
+    def _device(self, depth: int, times: dict[int, float], longer: float) -> float:
+        empty, count = self.empty(depth), len(self.known[depth].device.times)
+        if empty is not None:
+            return (count * times.get(depth, 0.0) + GUESSED * empty * longer) / (count + GUESSED)
         return times[depth] if depth in times else _beyond(depth, times)
+
+
+def _side_by_side(device: float, host: float) -> float:
+    slower, faster = max(device, host), min(device, host)
+    return slower * (1 + (faster / slower) ** TOGETHER) ** (1 / TOGETHER)
 
 
 def _beyond(depth: int, times: dict[int, float]) -> float:
@@ -123,6 +168,15 @@ def _beyond(depth: int, times: dict[int, float]) -> float:
     return max(times[low] + slope * (depth - low), 0.5 * min(times.values()))
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """When a letter was here, in seconds; `host`: those in which the host worked since the letter
+    before, beside rounds in flight."""
+
+    seconds: float
+    host: float = 0.0
+
+
 class Pace:
     """What a round takes, from when letters arrive: of rounds among others of their shape.
 
@@ -135,9 +189,13 @@ class Pace:
         self._arrived: float | None = None
 
     def letter(
-        self, shape: StepShape, in_flight: Iterable[StepShape], now: float | None
-    ) -> float | None:
-        """Seconds since the letter before, if that, this one and all in flight are of one shape."""
+        self, shape: StepShape, in_flight: Iterable[StepShape], at: Arrived | None
+    ) -> tuple[float, float] | None:
+        """Seconds since the letter before, if that, this one and all in flight are of one shape;
+        and of those, the host's."""
         alike = shape == self._shape and all(one == shape for one in in_flight)
-        before, self._shape, self._arrived = self._arrived, shape, now
-        return now - before if alike and before is not None and now is not None else None
+        before, self._shape = self._arrived, shape
+        self._arrived = None if at is None else at.seconds
+        if not alike or before is None or at is None:
+            return None
+        return at.seconds - before, at.host

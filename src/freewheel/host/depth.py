@@ -23,12 +23,12 @@ TRY_SHARE = 0.005
 TRY_CREDIT = 1.0
 """Rounds that may be lost to trying before any were saved up."""
 
-STALE = 400
-"""Rounds without drafts after which it is doubted that drafts would be wrong."""
+STALE = 200
+"""Rounds without so many drafts after which it is doubted that they would be wrong."""
 
 NEAR, NEARER = 0.85, 0.95
-"""A depth that was never timed is tried if it seems worth this part of the one in use: where its
-time is a guess, and where rounds without rows told it."""
+"""A depth is tried if it seems worth this part of the one in use; one whose time rounds without
+rows told is tried for its time only if it seems worth the other part."""
 
 MARGIN = 1.01
 """A depth must be this much better than the present one."""
@@ -43,7 +43,7 @@ class _Load:
     """Rounds that differ in depth alone: the depth in use, or the one that is tried; the rounds of
     the next judgement and of the last; the requests that ran last, from round `since` on. `credit`:
     rounds that may be lost to trying. `longer`: those that one of the depth to begin with loses.
-    `drafted`: the last round that had drafts."""
+    `used`: the last round of each depth, as of the last judgement."""
 
     costs: LoadCosts
     depth: int
@@ -55,7 +55,7 @@ class _Load:
     credit: float = TRY_CREDIT
     longer: float = 0.0
     trying: int | None = None
-    drafted: int = 0
+    used: dict[int, int] = field(default_factory=dict[int, int])
 
 
 class DepthPolicy:
@@ -64,10 +64,9 @@ class DepthPolicy:
     Each request's acceptance is its own, and where little is known of it that of all requests
     (`Acceptance`). The loads (rectangles that differ in depth alone) are timed apart (`Costs`).
 
-    What a request's drafts are worth is seen whenever it has any, so nothing is tried for it but
-    drafts for new requests, and a few where there were none for long. A depth's price is known from
-    rounds without rows, so one is tried for its price only if it may well be the best. TRY_SHARE
-    pays for all that.
+    What a request's drafts are worth is seen whenever it has any, and what a depth takes is known
+    from rounds without rows. So little is tried: drafts for new requests, deeper ones than there
+    were for long, and depths that were never timed and may well be the best. TRY_SHARE pays for it.
 
     A request that rounds in flight probably end has nothing to gain from another.
     """
@@ -123,12 +122,13 @@ class DepthPolicy:
         self._acceptance.forget(row)
         self._ending.pop(row, None)
 
-    def took(self, shape: StepShape, seconds: float) -> None:
-        """What a round of `shape` took, among others like it."""
-        self._costs.took(shape, seconds)
+    def took(self, shape: StepShape, seconds: float, host: float = 0.0) -> None:
+        """What a round of `shape` took, among others like it; `host`: of that, the seconds in which
+        the host worked while the device could."""
+        self._costs.took(shape, seconds, host)
 
     def took_empty(self, shape: StepShape, seconds: float) -> None:
-        """What a round of `shape` took in which every row was padding: a first guess."""
+        """What the device took for a round of `shape` in which every row was padding."""
         self._costs.took_empty(shape, seconds)
 
     def _judge(self, now: _Load, others: int) -> None:
@@ -149,27 +149,31 @@ class DepthPolicy:
 
     def _try(self, now: _Load, worth: dict[int, float], lost: dict[int, float]) -> None:
         """Use a depth for some rounds that may be better than thought, if that can be paid."""
-        now.trying = None
-        costs = now.costs
-        if not costs.timed(now.depth):
+        now.trying, now.used[now.depth] = None, now.rounds
+        if not now.costs.timed(now.depth):
             return
-        doubted = [
-            depth
-            for depth in self.depths
-            if not costs.timed(depth)
-            and worth[depth] > worth[now.depth] * (NEAR if costs.empty(depth) is None else NEARER)
-        ]
-        if now.depth or len(self.depths) == 1:
-            now.drafted = now.rounds
-        elif now.rounds - now.drafted > STALE:
-            doubted.append(self.depths[1])
+        near = {depth: worth[depth] / worth[now.depth] for depth in self.depths}
+        doubted = [depth for depth in self.depths if self._doubted(now, depth, near[depth])]
         if not doubted:
             return
         tried = max(doubted, key=worth.__getitem__)
         loss = self._try_rounds * max(lost[tried], 0.02)
         if loss <= now.credit:
             now.credit -= loss
-            now.trying, now.due, now.drafted = tried, now.rounds + self._try_rounds, now.rounds
+            now.trying, now.due = tried, now.rounds + self._try_rounds
+            now.used[tried] = now.rounds
+
+    def _doubted(self, now: _Load, depth: int, near: float) -> bool:
+        """Whether it may be better than thought. `near`: its worth by that of the one in use."""
+        if depth == now.depth:
+            return False
+        if not now.costs.timed(depth) and near > (
+            NEAR if now.costs.empty(depth) is None else NEARER
+        ):
+            return True
+        # Shallower drafts are seen all the time.
+        stale = depth > now.depth and now.rounds - now.used.get(depth, 0) > STALE
+        return stale and (near > NEAR or depth == self.depths[1])
 
     def _curious(self, now: _Load, others: int) -> bool:
         """Most requests are new, and a round of theirs with drafts can be paid."""

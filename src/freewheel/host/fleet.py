@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from freewheel.errors import FreewheelError, RequestError
+from freewheel.host.costs import Arrived
 from freewheel.host.interleaving import Interleaving
 from freewheel.host.request import Request
 from freewheel.host.scheduler import Scheduler
@@ -123,11 +124,11 @@ class Fleet:
         return None
 
     def collect(
-        self, result: StepResult, now: float | None = None, spent: float | None = None
+        self, result: StepResult, now: float | None = None, at: Arrived | None = None
     ) -> list[Update]:
         """As `Scheduler.collect`, for every copy."""
         pairs = zip(self.copies, result.each, strict=True)
-        return self._ended([one for copy, own in pairs for one in copy.collect(own, now, spent)])
+        return self._ended([one for copy, own in pairs for one in copy.collect(own, now, at)])
 
     def _ended(self, updates: list[Update]) -> list[Update]:
         for update in updates:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from freewheel.errors import ConfigError, FreewheelError, RequestError
 from freewheel.host.alarm import Alarm
 from freewheel.host.chunks import widest_chunk
-from freewheel.host.costs import Pace
+from freewheel.host.costs import Arrived, Pace
 from freewheel.host.depth import DepthPolicy
 from freewheel.host.disk import DiskIndex
 from freewheel.host.footprint import Footprint
@@ -284,15 +284,15 @@ class Scheduler:
             raise FreewheelError(f"requests wait, nothing is in flight, and no row can run{loss}")
 
     def collect(
-        self, result: StepResult, now: float | None = None, spent: float | None = None
+        self, result: StepResult, now: float | None = None, at: Arrived | None = None
     ) -> list[Update]:
-        """Read the letter of the oldest round in flight. `now`: the time, for statistics; `spent`:
-        on the clock by which rounds are timed, if it is another.
+        """Read the letter of the oldest round in flight. `now`: the time, for statistics; `at`: by
+        the clock that times rounds.
 
         Rows without new tokens, and tenancies that have ended since the launch, give no update.
         Raises FreewheelError if this letter is not the one that is due.
         """
-        seats = self._due(result, now if spent is None else spent)
+        seats = self._due(result, at)
         self._just_ended = {}
         updates: list[Update] = []
         for seat, row in zip(seats, result.rows, strict=True):
@@ -349,7 +349,7 @@ class Scheduler:
         self._next_round += 1
         return plan
 
-    def _due(self, result: StepResult, now: float | None) -> list[Seat]:
+    def _due(self, result: StepResult, at: Arrived | None) -> list[Seat]:
         if not self._rounds:
             raise FreewheelError(f"letter of round {result.round_id}, but none is in flight")
         plan, seats = self._rounds[0]
@@ -357,9 +357,10 @@ class Scheduler:
         got = (result.round_id, tuple(row.row for row in result.rows))
         if got != expected:
             raise FreewheelError(f"letter of (round, rows) {got}; {expected} is due")
-        seconds = self._pace.letter(plan.shape, (p.shape for p, _ in self._rounds), now)
-        if self._policy is not None and seconds is not None and not plan.shape.for_prompts:
-            self._policy.took(plan.shape, seconds)
+        if self._policy is not None:
+            took = self._pace.letter(plan.shape, (p.shape for p, _ in self._rounds), at)
+            if took is not None and not plan.shape.for_prompts:
+                self._policy.took(plan.shape, *took)
         self._rounds.popleft()
         return seats
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -45,6 +44,9 @@ from freewheel.spec.shape import MAX_LAG, StepShape
 from freewheel.spec.transfer import SlotPlan
 from freewheel.spec.violation import Watch
 from freewheel.state import Arena, CachePool, Canary, InboxLayout, SequenceState
+
+REPLAYS = 3
+"""Replays that are timed together."""
 
 
 @dataclass(frozen=True)
@@ -223,20 +225,31 @@ class Executor:
             self.launch(_idle_plan(shape, number))
             self.collect()
 
-    def idle_seconds(self, shape: StepShape, count: int = 4) -> float:
-        """What an idle round of `shape` takes among others like it, with as many in flight as ever.
+    def idle_seconds(self, shape: StepShape) -> float:
+        """What the device takes for a round of `shape` in which every row is padding.
 
-        A third of `count` took less: what disturbs a round only ever makes it longer.
+        The least of two runs of replays, without letters: nothing but the device is waited for.
         """
-        arrivals: list[float] = []
-        for number in range(self._run_ahead + 1 + count):
-            self.launch(_idle_plan(shape, number))
-            if self.in_flight > self._run_ahead:
-                self.collect()
-                arrivals.append(self.clock())
-        while self.in_flight:
-            self.collect()
-        return sorted(b - a for a, b in pairwise(arrivals))[count // 3]
+        self.idle_rounds(shape, 1)
+        mark, times = self._streams.mark(), list[float]()
+        for _ in range(2):
+            begun = self.clock()
+            with self._streams.rounds():
+                for _ in range(REPLAYS):
+                    self.replay(shape)
+                mark.set()
+            mark.wait()
+            times.append((self.clock() - begun) / REPLAYS)
+        return min(times)
+
+    def replay_behind(self, shape: StepShape) -> None:
+        """As `replay`, behind the rounds queued so far."""
+        with self._streams.rounds():
+            self.replay(shape)
+
+    def beside(self, seconds: float) -> float:
+        """Of so many seconds of the host's work, those in which rounds that are queued go on."""
+        return self._streams.beside(seconds)
 
     def calls(self, shape: StepShape) -> int | None:
         """Operator calls that one replay of `shape` makes; None if it is not captured as a tape."""

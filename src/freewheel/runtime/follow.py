@@ -32,7 +32,7 @@ def follow(channel: Channel) -> None:
             case Task.ROUND:
                 executor.relay(order.shape, channel.fill)
             case Task.REPLAY:
-                executor.replay(order.shape)
+                executor.replay_behind(order.shape)
             case Task.MIRROR:
                 executor.mirror()
             case Task.READS:

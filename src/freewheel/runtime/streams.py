@@ -65,6 +65,10 @@ class Streams(Protocol):
         """int32 zeros [*shape] in host memory that the device can reach by itself."""
         ...
 
+    def beside(self, seconds: float) -> float:
+        """Of so many seconds of the host's work, those in which queued work goes on."""
+        ...
+
 
 class _PassedMark:
     def set(self) -> None: ...
@@ -91,6 +95,10 @@ class NoStreams:
 
     def pages(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int32)
+
+    def beside(self, seconds: float) -> float:
+        del seconds
+        return 0.0
 
 
 class _CudaMark:
@@ -134,3 +142,6 @@ class CudaStreams:
         pages = torch.zeros(shape, dtype=torch.int32, pin_memory=True)
         assert pages.is_pinned(), "a copy from pageable memory makes the host wait"
         return pages
+
+    def beside(self, seconds: float) -> float:
+        return seconds
