@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from freewheel.host import Request, Scheduler, Update
+from freewheel.host import Arrived, Request, Scheduler, Update
 from freewheel.host.seats import Seat
 from freewheel.host.tenancy import Tenancy
 from freewheel.simulate.device import Gain, Row, StubDevice
@@ -189,13 +189,13 @@ class LeanScheduler(Scheduler):
         super().add(request)
 
     def collect(
-        self, result: StepResult, now: float | None = None, spent: float | None = None
+        self, result: StepResult, now: float | None = None, at: Arrived | None = None
     ) -> list[Update]:
         lanes = [self._by_row[row.row] for row in result.rows if row.row in self._by_row]
         for lane in lanes:
             self._tell(lane)
         self._hear()
-        updates = super().collect(result, now, spent)
+        updates = super().collect(result, now, at)
         self._read, self.changed = result.round_id, True
         for lane in lanes:
             lane.known = lane.told = lane.request.known
