@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from freewheel import LLM, SamplingParams
+from freewheel.spec.cache import CacheGroup
 
 ROOT = Path(__file__).parents[2]
 LENGTH, TOKENS = 150, 48
@@ -33,13 +34,13 @@ def greedy(tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
 
 
-def watched_bits(company: int, **options: Any) -> Bits:
-    """Tokens of the first request, and all cache rows it computed, with `company` others beside it.
+def watched_bits(model: str, company: int, **options: Any) -> Bits:
+    """Tokens of the first request, and all cache rows it has, with `company` others beside it.
 
     Every cache is NaN before. The request's pages are its own until the end: it ends last.
     """
     batch: dict[str, Any] = {"max_batch": company + 1, "prefill_batch": min(2, company + 1)}
-    llm = LLM("demo", device="cuda", context_len=512, **(batch | options))
+    llm = LLM(model, device="cuda", context_len=512, **(batch | options))
     llm.capture()
     names = [name for name in llm.executor.arena.names() if name.startswith("cache.")]
     for name in names:
@@ -52,12 +53,24 @@ def watched_bits(company: int, **options: Any) -> Bits:
     state = llm.executor.state
     starts = state.tokens[:, :LENGTH].cpu()
     (row,) = [r for r in range(1, starts.shape[0]) if starts[r].tolist() == given[0]]
-    size, computed = state.page_sizes[0], int(state.computed_lens[row])
-    at = torch.arange(computed, device="cuda")
-    slots = state.page_tables[0, row, at // size].long() * size + at % size
-    rows = [llm.executor.arena[name].flatten(1, 2)[:, slots].clone() for name in names]
+    computed = int(state.computed_lens[row])
+    rows = [
+        llm.executor.arena[f"cache.{group.name}.{field.name}"].flatten(1, 2)[:, slots].clone()
+        for table, group in zip(state.page_tables[:, row], llm.executor.cache.groups, strict=True)
+        for slots in (slots_of(table, group, computed),)
+        for field in group.fields
+    ]
+    assert len(rows) == len(names)
     assert computed == LENGTH + TOKENS - 1 and all(bool(r.isfinite().all()) for r in rows)
     return answer, rows
+
+
+def slots_of(table: Tensor, group: CacheGroup, computed: int) -> Tensor:
+    """Of the rows that the group must keep of so many tokens; only of those that are whole."""
+    first = 0 if group.retention is None else max(0, computed - group.retention)
+    row = torch.arange(first // group.stride, computed // group.stride, device="cuda")
+    page = table[row * group.stride // group.page_size].long()
+    return page * group.page_rows + row % group.page_rows
 
 
 def differing(one: Bits, other: Bits) -> int:
@@ -68,22 +81,26 @@ def differing(one: Bits, other: Bits) -> int:
 
 @pytest.mark.parametrize("speculate", [0, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_bit_of_a_request_is_the_same_in_any_company(dtype: str, speculate: int) -> None:
+@pytest.mark.parametrize("model", ["demo", "demo-v4"])
+def test_every_bit_of_a_request_is_the_same_in_any_company(
+    model: str, dtype: str, speculate: int
+) -> None:
     options = {"dtype": dtype, "speculate": speculate, "deterministic": True, "chunk": 64}
-    alone = watched_bits(0, **options)
+    alone = watched_bits(model, 0, **options)
     for company in (1, 7):
-        found = watched_bits(company, **options)
+        found = watched_bits(model, company, **options)
         assert found[0] == alone[0]
         assert differing(found, alone) == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_bit_is_the_same_in_any_chunks_and_with_any_drafts(dtype: str) -> None:
+@pytest.mark.parametrize("model", ["demo", "demo-v4"])
+def test_every_bit_is_the_same_in_any_chunks_and_with_any_drafts(model: str, dtype: str) -> None:
     """The target's rows: the draft layer's own exist only where it drafts."""
     options: dict[str, Any] = {"dtype": dtype, "deterministic": True}
-    first = watched_bits(0, speculate=3, chunk=256, **options)
+    first = watched_bits(model, 0, speculate=3, chunk=256, **options)
     for speculate, chunk in ((3, 64), (7, 100), (1, 16)):
-        found = watched_bits(0, speculate=speculate, chunk=chunk, **options)
+        found = watched_bits(model, 0, speculate=speculate, chunk=chunk, **options)
         assert found[0] == first[0]
         assert differing(found, first) == 0
 

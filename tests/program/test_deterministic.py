@@ -18,7 +18,7 @@ from freewheel.errors import ConfigError
 from freewheel.graph import TapeGraph
 from freewheel.graph.dispatch import DispatchMode, OpOverload
 from freewheel.runtime import deterministic
-from freewheel.runtime.build import check_deterministic, find_folder
+from freewheel.runtime.build import check_deterministic
 from freewheel.runtime.deterministic import BLOCK, FixedBlocks, in_fixed_blocks
 
 INPUTS, OUTPUTS, HEADS = 48, 40, 3
@@ -161,11 +161,66 @@ def test_an_op_is_told_of_one_order_whatever_other_arguments_it_has(later: tuple
     assert watch.told == [True]
 
 
+@pytest.mark.parametrize("tokens", [1, BLOCK, BLOCK + 1, ops.MANY_TOKENS + 3])
+def test_joined_projections_are_parted_alike_whatever_the_tokens(tokens: int) -> None:
+    """Their caller asks for as many parts as its own tokens want; a reader adds them in order."""
+    inputs, generator = 2048, torch.Generator().manual_seed(tokens)
+    x = torch.randn(1, tokens, inputs, generator=generator)
+    own = [torch.randn(n, inputs, generator=generator) / inputs**0.5 for n in (12, 20, 4)]
+
+    def run(rows: Tensor) -> Tensor:
+        parts = ops.parts_for(rows.shape[1], inputs)
+        return ops.shared_products(rows, own[0], None, own[1], own[2], parts)
+
+    def read(products: Tensor) -> Tensor:
+        total = products[0]
+        for part in products[1:]:
+            total = total + part
+        return total
+
+    with FixedBlocks():
+        together = run(x)
+        for w in (0, tokens // 2, tokens - 1):
+            alone = run(x[:, w : w + 1])
+            assert len(alone) == ops.parts_for(BLOCK, inputs)
+            assert torch.equal(read(alone)[0, 0], read(together)[0, w])
+    assert (len(together) == 1) == (tokens > ops.MANY_TOKENS)
+    torch.testing.assert_close(read(together), read(run(x)), rtol=1e-5, atol=1e-5)
+
+
+class Called(DispatchMode):
+    """Names of the ops that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.names.append(func._schema.name.removeprefix("freewheel::"))
+        return func(*args, **(kwargs or {}))
+
+
+def test_layers_on_streams_are_crossed_by_ops_that_see_one_token_at_a_time() -> None:
+    generator = torch.Generator().manual_seed(7)
+    y, streams = (torch.randn(*n, 32, generator=generator) for n in ((2, 3), (2, 3, 4)))
+    post, mix = (torch.rand(2, 3, *n, generator=generator) for n in ((4,), (4, 4)))
+    weight = torch.randn(24, 128, generator=generator) / 12
+    own = (weight, torch.zeros(24), torch.ones(3), 1e-6, 1e-6, 4, torch.ones(32), 1e-6)
+    with Called() as called, FixedBlocks():
+        apart = ops.hyper_cross(y, streams, post, mix, *own)
+    assert called.names == ["hyper_close", "hyper_enter"]
+    for one, other in zip(apart, ops.hyper_cross(y, streams, post, mix, *own), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_where_it_cannot_be_kept_it_is_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"^deterministic: is for CUDA"):
         LLM(str(folders["t32"]), device="cpu", deterministic=True)
-    config = EngineConfig(model=str(folders["t4"]), deterministic=True)
-    with pytest.raises(ConfigError, match=r"^deterministic: .*deepseek_v4"):
-        check_deterministic(config, "cuda", find_folder(config).spec)
+    for name in ("t32", "t4"):
+        own = EngineConfig(model=str(folders[name]), deterministic=True, kv_cache_dtype="fp8")
+        with pytest.raises(ConfigError, match=r"^deterministic: attention over FP8 rows"):
+            check_deterministic(own, "cuda")
     with pytest.raises(ConfigError, match=r"^deterministic: must be"):
         EngineConfig(model="demo", deterministic=1)  # type: ignore[arg-type]

@@ -103,10 +103,11 @@ from freewheel.ops.registry import (
     load_kernels,
 )
 from freewheel.ops.scoring import score
-from freewheel.ops.sharing import parts_for, shared_products
+from freewheel.ops.sharing import MANY_TOKENS, parts_for, shared_products
 from freewheel.ops.sinks import sink_attention
 from freewheel.ops.steps import (
     hyper_cross,
+    hyper_cross_apart,
     hyper_enter,
     place_heads,
     store_entries,
@@ -117,6 +118,7 @@ __all__ = [
     "FAKES",
     "HELD",
     "IMPLEMENTATIONS",
+    "MANY_TOKENS",
     "MEETINGS",
     "SPECIFICATIONS",
     "absorb_query",
@@ -160,6 +162,7 @@ __all__ = [
     "hyper_close",
     "hyper_collapse",
     "hyper_cross",
+    "hyper_cross_apart",
     "hyper_enter",
     "hyper_open",
     "index_logits",

@@ -7,9 +7,12 @@ the passes over memory between them, and gives the same.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from freewheel.ops.hyper import hyper_close
 from freewheel.ops.registry import SPECIFICATIONS, nothing, op
 
 
@@ -73,6 +76,14 @@ def hyper_cross(
     streams = SPECIFICATIONS["hyper_close"](y, streams, post, mix)
     own = (weight, base, scale, norm_eps, eps, iterations, layer_weight, layer_eps)
     return streams, *SPECIFICATIONS["hyper_enter"](streams, *own)
+
+
+def hyper_cross_apart(
+    y: Tensor, streams: Tensor, post: Tensor, mix: Tensor, *own: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`hyper_cross` of the same arguments, by the ops that it is made of."""
+    streams = hyper_close(y, streams, post, mix)
+    return streams, *hyper_enter(streams, *own)
 
 
 @op(

@@ -38,7 +38,6 @@ from freewheel.runtime.identity import cache_identity
 from freewheel.runtime.parallel import Alone, Channel, Follower, Peers, assemble
 from freewheel.runtime.rehearsal import open_device
 from freewheel.spec.cache import CacheGroup
-from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.mesh import ALONE, Mesh
 from freewheel.spec.model import ModelSpec
 from freewheel.spec.shape import ECHOES, ShapeLadder
@@ -101,7 +100,7 @@ def build(
     device = open_device(resolve_device(config, decisions))
     graph = resolve_graph(config, device, decisions)
     dtype = resolve_dtype(config, device, decisions)
-    check_deterministic(config, device, folder.spec)
+    check_deterministic(config, device)
     context = config.context_len or folder.spec.max_positions
     mesh = config.mesh(context, 0 if leader is None else leader.rank)
     found = sketch(config, folder, drafter, dtype, mesh)
@@ -304,7 +303,7 @@ def plan_groups(
     return model.cache_groups(page_size, dtype, resolve_storage(config, dtype, decisions))
 
 
-def check_deterministic(config: EngineConfig, device: str, spec: ModelSpec) -> None:
+def check_deterministic(config: EngineConfig, device: str) -> None:
     """Raise ConfigError where `deterministic` could not be kept."""
     if not config.deterministic:
         return
@@ -317,10 +316,6 @@ def check_deterministic(config: EngineConfig, device: str, spec: ModelSpec) -> N
         raise ConfigError(
             "deterministic: attention over FP8 rows does not keep one order of sums; choose "
             "another kv_cache_dtype"
-        )
-    if isinstance(spec, CompressedSpec):
-        raise ConfigError(
-            f"deterministic: the operators of {spec.family} on CUDA do not keep it yet"
         )
 
 

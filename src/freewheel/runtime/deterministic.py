@@ -11,6 +11,7 @@ others do so anyway. The price is that a wide rectangle reads the weights once a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +42,8 @@ _BY_TOKEN: dict[Any, tuple[int, ...]] = {
     ops.block_linear: (0,),
     ops.block_experts: (0, 5, 6),
     ops.mxfp4_experts: (0, 5, 6),
+    ops.clamped_experts: (0, 3, 4),
+    ops.project_raw: (0,),
 }
 """Op that has kernels of its own for few tokens -> its arguments [B, W, ...], a place a token."""
 
@@ -48,6 +51,7 @@ _APART: dict[Any, Callable[..., Any]] = {
     ops.block_open_latents: ops.open_latents_apart,
     ops.block_add_rms_norm: ops.add_norm_apart,
     ops.wide_route: ops.wide_route_apart,
+    ops.hyper_cross: ops.hyper_cross_apart,
 }
 """Op that is several in one -> what calls these, so that each keeps its order of sums."""
 
@@ -75,6 +79,8 @@ class FixedBlocks(DispatchMode):
                 return _APART[func](*args, **kwargs)
         if func in _BY_TOKEN:
             return _token_by_token(func, _BY_TOKEN[func], args, kwargs)
+        if func is ops.shared_products:
+            return _parts_by_blocks(func, *args, **kwargs)
         if func in _FIXED:
             return _told(func, args, kwargs)
         if func not in _TOKENS:
@@ -113,11 +119,33 @@ def _token_by_token(
     return by_blocks(placed, flat, 1).reshape(*lead, -1)
 
 
-def by_blocks(product: Callable[..., Tensor], tokens: tuple[Tensor, ...], dim: int) -> Tensor:
-    """`product(*tokens)`, computed `BLOCK` places of dimension `dim` of each at a time."""
-    count = tokens[0].shape[dim]
+def _parts_by_blocks(func: OpOverload, x: Tensor, *args: Any) -> Tensor:
+    """`shared_products`, in as many parts as a block of tokens has, whatever their number.
+
+    What is wide is added up at once, in the order of its parts, in which their reader would.
+    """
+    *weights, _ = args
+    lead, inputs = x.shape[:-1], x.shape[-1]
+    wide, parts = lead.numel() > ops.MANY_TOKENS, ops.parts_for(BLOCK, inputs)
+
+    def product(block: Tensor) -> Tensor:
+        found = func(block, *weights, parts)  # [parts, BLOCK, N]
+        return reduce(torch.add, found.unbind(0)) if wide else found
+
+    out = by_blocks(product, (x.reshape(-1, inputs),), 0, 0 if wide else 1)
+    return out.view(1 if wide else parts, *lead, out.shape[-1])
+
+
+def by_blocks(
+    product: Callable[..., Tensor], tokens: tuple[Tensor, ...], dim: int, into: int | None = None
+) -> Tensor:
+    """`product(*tokens)`, computed `BLOCK` places of dimension `dim` of each at a time.
+
+    `into`: the dimension of the result where they are; None: the same.
+    """
+    count, into = tokens[0].shape[dim], dim if into is None else into
     blocks = [product(*(_block(one, dim, at) for one in tokens)) for at in range(0, count, BLOCK)]
-    return torch.cat(blocks, dim).narrow(dim, 0, count) if blocks else product(*tokens)
+    return torch.cat(blocks, into).narrow(into, 0, count) if blocks else product(*tokens)
 
 
 def _block(tokens: Tensor, dim: int, at: int) -> Tensor:
