@@ -2,8 +2,8 @@
 // Into a layer on four streams, once its logits are there in parts: as ops.hyper.hyper_enter.
 //
 // A block has one token. Its warps share the parts and add them up in ascending order; all of them
-// but the last collapse the streams and norm what that gives. The last one balances the token's mix,
-// a row a lane, meanwhile.
+// but the last collapse the streams and norm what that gives. The last one balances the token's mix
+// meanwhile. What the layer itself has is asked for before the kernel in front has ended.
 //
 // Constants: DIM, elements of a stream; PARTS of a logit; THREADS that collapse, of which 8 *
 // THREADS divides DIM; ITERATIONS; WIDE (the norm's weight is in float32).
@@ -33,57 +33,61 @@ __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 // Lane `row` of every warp: that logit; lane ROWS: the sum of squares.
 __device__ inline float sum_parts(const float* products, const float* squares, long long token,
                                   float* space) {
+  const int first = warp() * SHARE, step = lane() < ROWS ? ROWS : 1;
+  const float* from = lane() < ROWS ? products + (token * PARTS + first) * ROWS + lane()
+                                    : squares + token * PARTS + first;
   float total = 0, own[SHARE];
 #pragma unroll
-  for (int i = 0; i < SHARE; i++) {
-    int part = warp() * SHARE + i;
-    long long cell = token * PARTS + part;
-    own[i] = 0;
-    if (part < PARTS && lane() < ROWS) own[i] = products[cell * ROWS + lane()];
-    if (part < PARTS && lane() == ROWS) own[i] = squares[cell];
-  }
+  for (int i = 0; i < SHARE; i++, from += step)
+    own[i] = first + i < PARTS && lane() <= ROWS ? *from : 0;
 #pragma unroll
   for (int i = 0; i < SHARE; i++) total += own[i];
   space[thread()] = total;
   block_sync();
   total = 0;
+#pragma unroll
   for (int i = 0; i < WARPS; i++) total += space[32 * i + lane()];
   return total;
 }
 
-// `row` over its sum, then every column of four lanes' rows over its own.
-__device__ inline void divide(float (&row)[STREAMS], float eps, bool rows) {
-  if (rows) {
-    float inverse = inverse_of(row[0] + row[1] + (row[2] + row[3]) + eps);
-    for (int k = 0; k < STREAMS; k++) row[k] *= inverse;
-  }
+// Each column of the mix over its sum, or each row.
+__device__ inline void divide(float (&mix)[STREAMS][STREAMS], float eps, bool columns) {
 #pragma unroll
-  for (int k = 0; k < STREAMS; k++) {
-    float total = row[k] + xor_lane(row[k], 1);
-    total += xor_lane(total, 2);
-    row[k] *= inverse_of(total + eps);
+  for (int i = 0; i < STREAMS; i++) {
+    float of[STREAMS];
+#pragma unroll
+    for (int k = 0; k < STREAMS; k++) of[k] = columns ? mix[k][i] : mix[i][k];
+    float inverse = inverse_of(of[0] + of[1] + (of[2] + of[3]) + eps);
+#pragma unroll
+    for (int k = 0; k < STREAMS; k++) (columns ? mix[k][i] : mix[i][k]) *= inverse;
   }
 }
 
-// One warp: the token's post and mix. (Four lanes have a row each, and the others do as they do.)
-__device__ inline void balance(float logit, float inverse, const float* base, const float* scale,
-                               float* post, float* mix, float eps) {
-  int own = lane() % STREAMS;
-  float at = of_lane(logit, STREAMS + own) * inverse;
-  if (lane() < STREAMS) post[own] = 2 * sigmoid(at * scale[1] + base[STREAMS + own]);
-  float row[STREAMS], most = 0, total = 0;
+// One warp: the token's post and mix. A lane has a logit; once rows are shares, every lane has them
+// all: what balances them then waits for no other lane.
+__device__ inline void balance(float logit, float inverse, float base, float post_scale,
+                               float mix_scale, float* post, float* mix, float eps) {
+  float at = logit * inverse;
+  if (lane() / STREAMS == 1) post[lane() - STREAMS] = 2 * sigmoid(at * post_scale + base);
+  float own = at * mix_scale + base, most = max(own, xor_lane(own, 1));
+  own = expf(own - max(most, xor_lane(most, 2)));
+  float total = own + xor_lane(own, 1);
+  own = own / (total + xor_lane(total, 2)) + eps;
+  float all[STREAMS][STREAMS];
 #pragma unroll
-  for (int k = 0; k < STREAMS; k++) {
-    int nth = (2 + own) * STREAMS + k;
-    row[k] = of_lane(logit, nth) * inverse * scale[2] + base[nth];
-    most = k ? max(most, row[k]) : row[k];
+  for (int i = 0; i < STREAMS; i++)
+#pragma unroll
+    for (int k = 0; k < STREAMS; k++) all[i][k] = of_lane(own, (2 + i) * STREAMS + k);
+  divide(all, eps, true);
+#pragma unroll 1
+  for (int i = 1; i < ITERATIONS; i++) {
+    divide(all, eps, false);
+    divide(all, eps, true);
   }
 #pragma unroll
-  for (int k = 0; k < STREAMS; k++) total += row[k] = expf(row[k] - most);
-#pragma unroll
-  for (int k = 0; k < STREAMS; k++) row[k] = row[k] / total + eps;
-  for (int i = 0; i < ITERATIONS; i++) divide(row, eps, i > 0);
-  if (lane() < STREAMS) *(float4*)(mix + own * STREAMS) = make_float4(row[0], row[1], row[2], row[3]);
+  for (int i = 0; i < STREAMS; i++)
+    if (lane() == i)
+      *(float4*)(mix + i * STREAMS) = make_float4(all[i][0], all[i][1], all[i][2], all[i][3]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32, 2)
@@ -99,6 +103,8 @@ enter_layer(const unsigned short* streams, const float* products, const float* s
 #pragma unroll
   for (int v = 0; v < VECTORS; v++)
     if (collapses) gains[v] = gain_at(gain, (v * THREADS + thread()) * 8);
+  float own_base = base[min(lane(), ROWS - 1)];
+  float scales[3] = {scale[0], scale[1], scale[2]};
   follow();
 #pragma unroll
   for (int j = 0; j < STREAMS; j++)
@@ -110,10 +116,11 @@ enter_layer(const unsigned short* streams, const float* products, const float* s
   float logit = sum_parts(products, squares, token, sums);
   float inverse = 1 / sqrtf(of_lane(logit, ROWS) / (STREAMS * DIM) + norm_eps);
   if (!collapses) {
-    balance(logit, inverse, base, scale, post + token * STREAMS, mix + token * STREAMS * STREAMS, eps);
+    balance(logit, inverse, own_base, scales[1], scales[2], post + token * STREAMS,
+            mix + token * STREAMS * STREAMS, eps);
     return;
   }
-  float share = sigmoid(logit * inverse * scale[0] + base[min(lane(), ROWS - 1)]) + eps, square = 0;
+  float share = sigmoid(logit * inverse * scales[0] + own_base) + eps, square = 0;
   uint4 x[VECTORS];
 #pragma unroll
   for (int v = 0; v < VECTORS; v++) {
