@@ -36,8 +36,8 @@ HIDDEN, WIDTH, EXPERTS, TOP_K = 1024, 128, 3, 2
 
 
 TILES = {
-    True: (module.Tile(2, 1, 2, 2, 12), module.Tile(4, 1, 1, 4, 16)),
-    False: (module.Tile(4, 2, 4, 4, 4), module.Tile(2, 2, 1, 2, 16)),
+    True: (module.Tile(2, 1, 2, 2, 4, 6), module.Tile(4, 1, 1, 4, 4, 4)),
+    False: (module.Tile(4, 2, 4, 1, 4, 4), module.Tile(2, 2, 1, 4, 2, 4)),
 }
 """Of both projections, by whether tokens are few."""
 
@@ -79,10 +79,10 @@ def found(source: Any, args: tuple[Any, ...], few: bool) -> Tensor:
     rows = pairs + len(x)
     inner = torch.full((rows, WIDTH), torch.nan, dtype=torch.bfloat16)
     parts = torch.full((rows, HIDDEN), torch.nan)
-    first = tiles * WIDTH // (8 * up.tiles), up.shared
+    first = tiles * 2 * WIDTH // up.rows(), up.shared(HIDDEN)
     given = places(x, *own[:2], up_codes, up_scale, *where, shares, inner)
     source[few, 0](*given, *first, ctypes.c_float(limit), pairs)
-    second = tiles * HIDDEN // (16 * low.tiles), low.shared
+    second = tiles * HIDDEN // low.rows(), low.shared(WIDTH)
     given = places(inner, *own[2:], low_codes, low_scale, *where, shares, parts)
     source[few, 1](*given, *second, ctypes.c_float(0), pairs)
     nobody = (ids < 0).flatten()
