@@ -19,7 +19,7 @@ from freewheel.graph import TapeGraph
 from freewheel.graph.dispatch import DispatchMode, OpOverload
 from freewheel.runtime import deterministic
 from freewheel.runtime.build import check_deterministic
-from freewheel.runtime.deterministic import BLOCK, FixedBlocks, in_fixed_blocks
+from freewheel.runtime.deterministic import BLOCK, WIDE_BLOCK, FixedBlocks, in_fixed_blocks
 
 INPUTS, OUTPUTS, HEADS = 48, 40, 3
 
@@ -182,7 +182,7 @@ def test_joined_projections_are_parted_alike_whatever_the_tokens(tokens: int) ->
         together = run(x)
         for w in (0, tokens // 2, tokens - 1):
             alone = run(x[:, w : w + 1])
-            assert len(alone) == ops.parts_for(BLOCK, inputs)
+            assert len(alone) == ops.parts_for(WIDE_BLOCK, inputs)
             assert torch.equal(read(alone)[0, 0], read(together)[0, w])
     assert (len(together) == 1) == (tokens > ops.MANY_TOKENS)
     torch.testing.assert_close(read(together), read(run(x)), rtol=1e-5, atol=1e-5)

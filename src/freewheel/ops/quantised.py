@@ -48,8 +48,8 @@ def _fake_linear(x: Tensor, weight: Tensor, *_: object) -> Tensor:
 
 
 @op(
-    "block_linear(Tensor x, Tensor weight, Tensor weight_scale, int block_n=128, int block_k=128)"
-    " -> Tensor",
+    "block_linear(Tensor x, Tensor weight, Tensor weight_scale, int block_n=128, int block_k=128, "
+    "bool fixed=False) -> Tensor",
     fake=_fake_linear,
 )
 def block_linear(
@@ -58,8 +58,12 @@ def block_linear(
     weight_scale: Tensor,  # float32 [ceil(N / block_n), ceil(K / block_k)]
     block_n: int = BLOCK,
     block_k: int = BLOCK,
+    fixed: bool = False,
 ) -> Tensor:  # [..., N], of x's dtype
-    """x @ (weight * its block's scale)^T, summed in float32 or wider and rounded once."""
+    """x @ (weight * its block's scale)^T, summed in float32 or wider and rounded once.
+
+    `fixed`: kernels for a GPU keep one order of sums, whatever the number of tokens.
+    """
     values = wide(x)
     dense = dequantise_blocks(weight, weight_scale, block_n, block_k, values.dtype)
     return F.linear(values, dense).to(x.dtype)
@@ -165,8 +169,8 @@ def mxfp4_weights(
 @op(
     "mxfp4_experts(Tensor x, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, "
     "Tensor ids, Tensor weights, float? limit=None, Tensor? shared_gate_up=None, "
-    "Tensor? shared_gate_up_scale=None, Tensor? shared_down=None, Tensor? shared_down_scale=None) "
-    "-> Tensor",
+    "Tensor? shared_gate_up_scale=None, Tensor? shared_down=None, Tensor? shared_down_scale=None, "
+    "bool fixed=False) -> Tensor",
     fake=_fake_experts,
 )
 def mxfp4_experts(
@@ -182,10 +186,12 @@ def mxfp4_experts(
     shared_gate_up_scale: Tensor | None = None,  # float32 [2 * ceil(J / 128), ceil(H / 128)]
     shared_down: Tensor | None = None,  # float8_e4m3fn [H, J]
     shared_down_scale: Tensor | None = None,  # float32 [ceil(H / 128), ceil(J / 128)]
+    fixed: bool = False,
 ) -> Tensor:  # [..., H]
     """`grouped_experts` over MXFP4 weights; with a limit, `clamped_experts`.
 
-    A shared expert is in FP8, as `block_experts` takes it.
+    A shared expert is in FP8, as `block_experts` takes it. `fixed`: kernels for a GPU keep one
+    order of sums, whatever the number of tokens.
     """
     of, values = mxfp4_weights(gate_up, gate_up_scale, down, down_scale), wide(x)
     total = _sum_experts(values, gate_up.shape[0], of, ids, weights, limit)

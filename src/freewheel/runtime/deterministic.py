@@ -24,8 +24,8 @@ __all__ = ["BLOCK", "FixedBlocks", "in_fixed_blocks"]
 
 T = TypeVar("T")
 
-BLOCK = 16
-"""Tokens of one product."""
+BLOCK, WIDE_BLOCK = 16, 32
+"""Tokens of one product; and of one whose kernel for more tokens than a few is no slower."""
 
 aten = torch.ops.aten
 
@@ -36,6 +36,8 @@ _TOKENS: dict[Any, tuple[int, int]] = {
     ops.wide_linear: (0, 0),
 }
 """Product -> which argument holds the tokens, and along which of its dimensions."""
+
+_SIZES = {ops.wide_linear: WIDE_BLOCK}
 
 _BY_TOKEN: dict[Any, tuple[int, ...]] = {
     ops.grouped_experts: (0, 3, 4),
@@ -58,6 +60,12 @@ _APART: dict[Any, Callable[..., Any]] = {
 _FIXED = (ops.sparse_mla, ops.fp8_sparse_mla)
 """Ops that sum in one order whatever the number of tokens, if they are told to."""
 
+_FIXED_KERNELS, _KERNEL_DTYPES = (
+    (ops.block_linear, ops.mxfp4_experts),
+    (torch.bfloat16, torch.float32),
+)
+"""Ops of `_BY_TOKEN` whose kernels do so; for other dtypes, and on the CPU, they have none."""
+
 
 class FixedBlocks(DispatchMode):
     """A context in which products run `BLOCK` tokens at a time.
@@ -77,24 +85,35 @@ class FixedBlocks(DispatchMode):
         if func in _APART:
             with self:
                 return _APART[func](*args, **kwargs)
-        if func in _BY_TOKEN:
-            return _token_by_token(func, _BY_TOKEN[func], args, kwargs)
-        if func is ops.shared_products:
-            return _parts_by_blocks(func, *args, **kwargs)
-        if func in _FIXED:
-            return _told(func, args, kwargs)
-        if func not in _TOKENS:
-            return func(*args, **kwargs)
-        index, dim = _TOKENS[func]
-        tokens: Tensor = args[index]
-        if func is ops.wide_linear:
-            tokens = tokens.reshape(-1, tokens.shape[-1])
+        if func in _TOKENS:
+            return _product(func, args, kwargs)
+        return _kept_in_order(func, args, kwargs)
 
-        def product(block: Tensor) -> Tensor:
-            return func(*args[:index], block, *args[index + 1 :], **kwargs)
 
-        out = by_blocks(product, (tokens,), dim)
-        return out.view(*args[0].shape[:-1], -1) if func is ops.wide_linear else out
+def _kept_in_order(func: OpOverload, args: Args, kwargs: dict[str, Any]) -> Any:
+    """An op of this package that may have to be told, or run in blocks; any other as it is."""
+    own_kernels = func in _FIXED_KERNELS and args[0].is_cuda and args[0].dtype in _KERNEL_DTYPES
+    if own_kernels or func in _FIXED:
+        return _told(func, args, kwargs)
+    if func in _BY_TOKEN:
+        return _token_by_token(func, _BY_TOKEN[func], args, kwargs)
+    if func is ops.shared_products:
+        return _parts_by_blocks(func, *args, **kwargs)
+    return func(*args, **kwargs)
+
+
+def _product(func: OpOverload, args: Args, kwargs: dict[str, Any]) -> Tensor:
+    """A product of tokens and a weight, for blocks of tokens."""
+    index, dim = _TOKENS[func]
+    tokens: Tensor = args[index]
+    if func is ops.wide_linear:
+        tokens = tokens.reshape(-1, tokens.shape[-1])
+
+    def product(block: Tensor) -> Tensor:
+        return func(*args[:index], block, *args[index + 1 :], **kwargs)
+
+    out = by_blocks(product, (tokens,), dim, size=_SIZES.get(func, BLOCK))
+    return out.view(*args[0].shape[:-1], -1) if func is ops.wide_linear else out
 
 
 def _told(func: OpOverload, args: Args, kwargs: dict[str, Any]) -> Any:
@@ -126,32 +145,38 @@ def _parts_by_blocks(func: OpOverload, x: Tensor, *args: Any) -> Tensor:
     """
     *weights, _ = args
     lead, inputs = x.shape[:-1], x.shape[-1]
-    wide, parts = lead.numel() > ops.MANY_TOKENS, ops.parts_for(BLOCK, inputs)
+    wide, parts = lead.numel() > ops.MANY_TOKENS, ops.parts_for(WIDE_BLOCK, inputs)
 
     def product(block: Tensor) -> Tensor:
-        found = func(block, *weights, parts)  # [parts, BLOCK, N]
+        found = func(block, *weights, parts)  # [parts, WIDE_BLOCK, N]
         return reduce(torch.add, found.unbind(0)) if wide else found
 
-    out = by_blocks(product, (x.reshape(-1, inputs),), 0, 0 if wide else 1)
+    into = 0 if wide else 1
+    out = by_blocks(product, (x.reshape(-1, inputs),), 0, into, WIDE_BLOCK)
     return out.view(1 if wide else parts, *lead, out.shape[-1])
 
 
 def by_blocks(
-    product: Callable[..., Tensor], tokens: tuple[Tensor, ...], dim: int, into: int | None = None
+    product: Callable[..., Tensor],
+    tokens: tuple[Tensor, ...],
+    dim: int,
+    into: int | None = None,
+    size: int = BLOCK,
 ) -> Tensor:
-    """`product(*tokens)`, computed `BLOCK` places of dimension `dim` of each at a time.
+    """`product(*tokens)`, computed `size` places of dimension `dim` of each at a time.
 
     `into`: the dimension of the result where they are; None: the same.
     """
     count, into = tokens[0].shape[dim], dim if into is None else into
-    blocks = [product(*(_block(one, dim, at) for one in tokens)) for at in range(0, count, BLOCK)]
+    places = range(0, count, size)
+    blocks = [product(*(_block(one, dim, at, size) for one in tokens)) for at in places]
     return torch.cat(blocks, into).narrow(into, 0, count) if blocks else product(*tokens)
 
 
-def _block(tokens: Tensor, dim: int, at: int) -> Tensor:
-    """`BLOCK` places from `at` on, zeros behind the last."""
-    block = tokens.narrow(dim, at, min(BLOCK, tokens.shape[dim] - at))
-    missing = BLOCK - block.shape[dim]
+def _block(tokens: Tensor, dim: int, at: int, size: int) -> Tensor:
+    """`size` places from `at` on, zeros behind the last."""
+    block = tokens.narrow(dim, at, min(size, tokens.shape[dim] - at))
+    missing = size - block.shape[dim]
     if missing:
         shape = [*block.shape]
         shape[dim] = missing

@@ -64,12 +64,12 @@ def as_bytes(
     )
 
 
-def run_shared(x: Tensor, shared: BlockWeights, limit: float | None) -> Tensor:
+def run_shared(x: Tensor, shared: BlockWeights, limit: float | None, fixed: bool = False) -> Tensor:
     """x through an expert of any width that every token chooses: [..., H]."""
     if shared.down.shape[1] % STEP:  # the second half begins inside a block
         halves = zip(shared.gate_up.chunk(2), shared.gate_up_scale.chunk(2), strict=True)
-        both = torch.cat([block_linear(x, w, s) for w, s in halves], -1)
+        both = torch.cat([block_linear(x, w, s, fixed=fixed) for w, s in halves], -1)
     else:
-        both = block_linear(x, shared.gate_up, shared.gate_up_scale)
+        both = block_linear(x, shared.gate_up, shared.gate_up_scale, fixed=fixed)
     inner = silu_mul(both) if limit is None else clamped_silu_mul(both, limit)
-    return block_linear(inner, shared.down, shared.down_scale)
+    return block_linear(inner, shared.down, shared.down_scale, fixed=fixed)

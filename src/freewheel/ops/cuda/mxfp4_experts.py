@@ -232,6 +232,7 @@ def mxfp4_experts(
     shared_gate_up_scale: Tensor | None = None,
     shared_down: Tensor | None = None,
     shared_down_scale: Tensor | None = None,
+    fixed: bool = False,
 ) -> Tensor:
     shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
     if x.dtype not in (torch.bfloat16, torch.float32):
@@ -244,27 +245,39 @@ def mxfp4_experts(
         return torch.empty_like(x)
     if behind is None or not takes(x, width) or behind.down.shape[1] != width:
         run = packed_experts_alone if takes(x, width) else tiled_experts
-        out = run(x, *own, ids, weights, limit)
-        return out if behind is None else out + run_shared(x, behind, limit)
+        out = run(x, *own, ids, weights, limit, fixed)
+        return out if behind is None else out + run_shared(x, behind, limit, fixed)
     pairs = (behind.gate_up, behind.gate_up_scale), (behind.down, behind.down_scale)
-    return packed_experts(x, *own, ids, weights, limit, pairs)
+    return packed_experts(x, *own, ids, weights, limit, pairs, fixed)
 
 
 def packed_experts_alone(
-    x: Tensor, up: Packed, low: Packed, ids: Tensor, weights: Tensor, limit: float | None
+    x: Tensor,
+    up: Packed,
+    low: Packed,
+    ids: Tensor,
+    weights: Tensor,
+    limit: float | None,
+    fixed: bool,
 ) -> Tensor:
     """`packed_experts` without a shared one."""
-    return packed_experts(x, up, low, ids, weights, limit, None)
+    return packed_experts(x, up, low, ids, weights, limit, None, fixed)
 
 
 def tiled_experts(
-    x: Tensor, up: Packed, low: Packed, ids: Tensor, weights: Tensor, limit: float | None
+    x: Tensor,
+    up: Packed,
+    low: Packed,
+    ids: Tensor,
+    weights: Tensor,
+    limit: float | None,
+    fixed: bool,
 ) -> Tensor:
     """As `packed_experts_alone`, in Triton, of bfloat16 or float32 and any width."""
     (gate_up, gate_up_scale), (down, down_scale) = up, low
     experts, hidden, width, top_k = *down.shape[:2], 2 * down.shape[2], ids.shape[-1]
     out, pairs, fast = torch.empty_like(x), ids.numel(), uses_matrix_units(x)
-    tokens = tokens_for(pairs, experts)
+    tokens = 8 if fixed else tokens_for(pairs, experts)
     first, second = FEW if tokens == 8 else SOME
     plan = list_tiles(ids, experts, tokens)
     inner = x.new_empty((pairs, width))

@@ -105,8 +105,7 @@ def tile_of(inputs: int, rows: int, tiles: int, columns: int, most: int) -> Tile
         if rows % (16 * tiles * groups) == 0
     ]
     blocks = [
-        min(32 * warps // one.threads(), ROOM // (one.shared(inputs) + OVERHEAD))
-        for one in found
+        min(32 * warps // one.threads(), ROOM // (one.shared(inputs) + OVERHEAD)) for one in found
     ]
     fitting = [one._replace(blocks=max(1, n)) for one, n in zip(found, blocks, strict=True)]
     return max(fitting, key=lambda one: one.blocks * one.threads())
@@ -127,14 +126,17 @@ def packed_experts(
     weights: Tensor,
     limit: float | None,
     shared: tuple[Packed, Packed] | None,
+    fixed: bool,
 ) -> Tensor:
     """`mxfp4_experts` of what it `takes`; x, ids and weights are contiguous and not empty.
 
-    A shared expert in FP8, as bytes, is as wide as the others.
+    A shared expert in FP8, as bytes, is as wide as the others. `fixed`: by the tiles of one number
+    of tokens, whatever theirs.
     """
     experts, hidden, width = down[0].shape[0], x.shape[-1], down[0].shape[2] * 2
     pairs, top_k, extra = ids.numel(), ids.shape[-1], int(shared is not None)
-    tokens, few, columns = pairs // top_k, pairs <= FEW * top_k, columns_for(pairs, experts)
+    tokens, few = pairs // top_k, pairs <= FEW * top_k and not fixed
+    columns = 1 if fixed else columns_for(pairs, experts)
     up, low = tiles_for(hidden, width, columns, few)
     where, tiles = (ids, ids), pairs
     if not few:

@@ -36,6 +36,9 @@ from freewheel.ops.registry import SPECIFICATIONS, implement
 FEW, FEW_SHORT, SHORT = 16, 32, 2560
 """Tokens up to which small matrix instructions do, of weights of at most SHORT inputs FEW_SHORT."""
 
+FIXED, FIXED_PIECE = 64, 1024
+"""Where sums keep one order: tokens by which tiles are chosen, and those of one launch at most."""
+
 WIDE = 192
 """Tokens beyond which arithmetic costs most."""
 
@@ -157,7 +160,12 @@ def uses_matrix_units(x: Tensor) -> bool:
 
 @implement("block_linear", "cuda")
 def block_linear(
-    x: Tensor, weight: Tensor, weight_scale: Tensor, block_n: int = 128, block_k: int = 128
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    block_n: int = 128,
+    block_k: int = 128,
+    fixed: bool = False,
 ) -> Tensor:
     outputs, inputs = weight.shape
     tokens = x.numel() // inputs
@@ -165,6 +173,8 @@ def block_linear(
         return SPECIFICATIONS["block_linear"](x, weight, weight_scale, block_n, block_k)
     given = Given(x.contiguous(), weight, weight_scale, tokens, outputs, inputs, block_n, block_k)
     out = x.new_empty((*x.shape[:-1], outputs))
+    if fixed:
+        return _launch_fixed(given, out)
     tile = tile_of(given)
     if tile is None:
         return multiply_widened(given.x, weight, weight_scale, out, block_n, block_k)
@@ -212,6 +222,16 @@ def tile_of(given: Given) -> Tile | None:
     if fast and given.block_n % 64 == 0 and inputs % given.block_k == 0:
         return product_tile(tokens, outputs)
     return many_tile(tokens, fast)
+
+
+def _launch_fixed(given: Given, out: Tensor) -> Tensor:
+    """`out`, by the tile of FIXED tokens, whatever their number: a token's sums have one order."""
+    tile, lines = tile_of(given._replace(tokens=FIXED)), out.view(-1, given.outputs)
+    assert tile is not None and not isinstance(tile, HeldTile | FewTile)
+    parts = given.x.view(-1, given.inputs).split(FIXED_PIECE)
+    for x, piece in zip(parts, lines.split(FIXED_PIECE), strict=True):
+        launch(given._replace(x=x, tokens=len(x)), piece, tile)
+    return out
 
 
 def launch(given: Given, out: Tensor, tile: Tile) -> Tensor:
