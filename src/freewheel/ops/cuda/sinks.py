@@ -15,6 +15,7 @@ from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.keys import turn_tail
+from freewheel.ops.cuda.native import SHARED, Kernel, lacking
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 PART = 64
@@ -27,6 +28,12 @@ HEADS = 16
 
 SCRATCH = 1 << 24
 """Floats of unjoined parts held at once; wider rectangles go through in pieces of whole queries."""
+
+
+KERNEL = Kernel("attend_parts", "ppppppppfiiiii")
+
+MOST_HEADS, DIMENSIONS = 8, 256
+"""Of `KERNEL`: heads at most, and what divides a head's dimension."""
 
 
 @triton.jit
@@ -184,6 +191,18 @@ def _attend(
     return out
 
 
+def takes(query: Tensor) -> bool:
+    """Whether `KERNEL` attends for query [N, H, D]."""
+    heads, dim = query.shape[1:]
+    fits = query.dtype == torch.bfloat16 and heads <= MOST_HEADS and dim % DIMENSIONS == 0
+    return fits and shared_bytes(dim) <= SHARED and query.is_cuda and lacking() is None
+
+
+def shared_bytes(dim: int) -> int:
+    """Of a block of `KERNEL`: rows of keys and queries, each 32 bytes apart from the next."""
+    return 64 + (PART + MOST_HEADS) * (2 * dim + 32)
+
+
 def _attend_piece(
     query: Tensor,
     own: tuple[Tensor, Tensor],
@@ -200,11 +219,18 @@ def _attend_piece(
     mixed = torch.empty((count, parts, heads, dim), dtype=torch.float32, device=out.device)
     high, total = torch.empty((2, count, parts, heads), dtype=torch.float32, device=out.device)
     block = max(16, triton.next_power_of_2(dim))
-    _attend_part[(count, parts, triton.cdiv(heads, HEADS))](
-        query, *own, *more, mixed, high, total, scale, width, others, key_parts, heads,
-        DIM=dim, BLOCK=block, PART=PART, STEP=STEP if query.dtype == torch.bfloat16 else 16,
-        HEADS=HEADS, CHAINED=CHAINED, num_warps=WARPS, num_stages=STAGES, launch_pdl=CHAINED,
-    )  # fmt: skip
+    if takes(query):
+        KERNEL.launch(
+            count * parts, 128, shared_bytes(dim),
+            query, *own, *more, mixed, high, total, scale, width, others, key_parts, parts, heads,
+            DIM=dim,
+        )  # fmt: skip
+    else:
+        _attend_part[(count, parts, triton.cdiv(heads, HEADS))](
+            query, *own, *more, mixed, high, total, scale, width, others, key_parts, heads,
+            DIM=dim, BLOCK=block, PART=PART, STEP=STEP if query.dtype == torch.bfloat16 else 16,
+            HEADS=HEADS, CHAINED=CHAINED, num_warps=WARPS, num_stages=STAGES, launch_pdl=CHAINED,
+        )  # fmt: skip
     positions, table, span = turned
     pairs = min(64, block // 2)
     join_parts[(count, heads, triton.cdiv(dim, 2 * pairs))](
