@@ -3,7 +3,7 @@
 
     python benchmarks/bench_round.py --config benchmarks/configs/v32_tp8shard.json \
         [--batch 1,8] [--context 4096] [--speculate 3] [--weights fp8|mxfp4]
-        [--kv-cache-dtype fp8] [--layers N] [--log FILE]
+        [--kv-cache-dtype fp8] [--layers N] [--deterministic] [--log FILE]
 
 The configurations are one rank's share of eight: heads, experts' width and vocabulary divided, full
 depth. Weights are bfloat16, or FP8 in blocks of 128 wherever a released checkpoint has them so;
@@ -214,7 +214,9 @@ def _measure(spec: Spec, cases: list[Case], options: argparse.Namespace, mesh: M
     log_file = options.log if options.log and not mesh.rank else "/dev/null"
     with open(log_file, "w", encoding="utf-8") as log:
         source = DummySource(options.distinct, options.weights, mesh)
-        executor = _build(spec, cases, source, STORAGES[options.kv_cache_dtype])
+        executor = _build(
+            spec, cases, source, STORAGES[options.kv_cache_dtype], options.deterministic
+        )
         if not mesh.rank:
             print(_header(), flush=True)
         for case in cases:
@@ -248,6 +250,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tp", type=int, default=1, help="ranks, each a process of torchrun")
     parser.add_argument("--dp", type=int, default=1, help="copies, of as many ranks each")
     parser.add_argument("--ep", action="store_true", help="deal out the experts whole")
+    parser.add_argument("--deterministic", action="store_true", help="one order of sums")
     parser.add_argument("--log", default="", help="write the kernels of a round there")
     return parser.parse_args()
 
@@ -272,7 +275,13 @@ def _shortened(spec: Spec, layers: int) -> Spec:
     )
 
 
-def _build(spec: Spec, cases: list[Case], source: DummySource, storage: RowStorage) -> Executor:
+def _build(
+    spec: Spec,
+    cases: list[Case],
+    source: DummySource,
+    storage: RowStorage,
+    deterministic: bool = False,
+) -> Executor:
     """An executor whose rows stand at `context` tokens, over caches of random numbers."""
     width = max(case.context for case in cases) + HEADROOM
     batch = max(case.batch for case in cases)
@@ -291,6 +300,7 @@ def _build(spec: Spec, cases: list[Case], source: DummySource, storage: RowStora
         graph="cuda",
         run_ahead=2,
         guard=False,
+        deterministic=deterministic,
         mesh=source.mesh,
     )
     torch.manual_seed(1 + source.mesh.replica.index)  # other tokens, which choose other experts

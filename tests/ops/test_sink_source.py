@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +42,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Call:
 def lists(seed: int, count: int, rows: int) -> Tensor:
     """Slots int32 [QUERIES, count], each at most once in a query, some lanes empty."""
     generator = torch.Generator().manual_seed(seed)
-    picked = torch.stack([torch.randperm(rows, generator=generator)[:count] for _ in range(QUERIES)])
+    picked = torch.stack(
+        [torch.randperm(rows, generator=generator)[:count] for _ in range(QUERIES)]
+    )
     empty = torch.rand(QUERIES, count, generator=generator) < 0.3
     return picked.masked_fill(empty, -1).int()
 

@@ -20,8 +20,8 @@ from freewheel.ops.cuda.entries import mix_parts
 from freewheel.ops.cuda.keys import turn_one, turn_tail
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
-COPY = 512
-"""Elements of a raw row that one program adds up."""
+COPY, WARPS = 512, 4
+"""Elements of a raw row that one program adds up, and the warps of every program."""
 
 STEP, FEW_ROWS = 8, 4
 """Raw rows mixed at a time: all of a short window, few of a long one, which registers hold."""
@@ -280,14 +280,33 @@ def _launch(
         BLOCK_D=triton.next_power_of_2(cache.shape[2]), BLOCK_I=triton.next_power_of_2(index_dim),
         BLOCK_G=triton.next_power_of_2(max(1, gates.shape[-1])),
         STEP=triton.next_power_of_2(span) if span <= STEP else FEW_ROWS, COPY=COPY,
-        CHAINED=CHAINED, num_warps=4, launch_pdl=CHAINED,
+        CHAINED=CHAINED, num_warps=WARPS, launch_pdl=CHAINED,
     )  # fmt: skip
+
+
+INDEX_HEADS = 8
+"""Heads of the indexer that one program turns: they are small."""
+
+
+@triton.jit
+def _turn_heads(
+    source, target, first, angles, HI, DI,
+    SPAN: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Store HEADS heads of DI elements from the first on, the last SPAN of each turned."""
+    head, pair = first + tl.arange(0, HEADS)[:, None], tl.arange(0, BLOCK)[None, :]
+    lane = (head * DI + 2 * pair)[:, :, None] + tl.arange(0, 2)[None, None, :]
+    inside = ((head < HI) & (2 * pair < DI))[:, :, None]
+    first_half, second_half = tl.split(tl.load(source + lane, mask=inside, other=0).to(tl.float32))
+    low, high = turn_tail(first_half, second_half, angles, pair, DI, 1.0, SPAN)
+    tl.store(target + lane, tl.join(low, high).to(target.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _open_queries(
     joined, out, index_out, positions, table, eps, H, D, HI, DI, pitch,
-    SPAN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_I: tl.constexpr, CHAINED: tl.constexpr,
+    SPAN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_I: tl.constexpr, HEADS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     follow(CHAINED)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -298,10 +317,9 @@ def _open_queries(
             D, SPAN, True, False, BLOCK,
         )  # fmt: skip
     else:
-        own = head - H
-        turn_one(
-            joined + token * pitch + H * D + own * DI, index_out + (token * HI + own) * DI, out,
-            angles, eps, 1.0, DI, SPAN, False, False, BLOCK_I,
+        _turn_heads(
+            joined + token * pitch + H * D, index_out + token * HI * DI, (head - H) * HEADS, angles,
+            HI, DI, SPAN, BLOCK_I, HEADS,
         )  # fmt: skip
 
 
@@ -323,11 +341,11 @@ def open_queries(
     out = joined.new_empty((*lead, heads, dim))
     index_out = joined.new_empty((*lead, index_heads, index_dim))
     if joined.numel():
-        _open_queries[(positions.numel(), heads + index_heads)](
+        _open_queries[(positions.numel(), heads + triton.cdiv(index_heads, INDEX_HEADS))](
             joined, out, index_out, positions.contiguous(), rope_table, eps, heads, dim,
             index_heads, index_dim, joined.shape[-1],
             SPAN=rope_table.shape[1], BLOCK=triton.next_power_of_2(max(2, dim // 2)),
-            BLOCK_I=triton.next_power_of_2(max(2, index_dim // 2)), CHAINED=CHAINED, num_warps=1,
-            launch_pdl=CHAINED,
+            BLOCK_I=triton.next_power_of_2(max(2, index_dim // 2)), HEADS=INDEX_HEADS,
+            CHAINED=CHAINED, num_warps=1, launch_pdl=CHAINED,
         )  # fmt: skip
     return out, index_out

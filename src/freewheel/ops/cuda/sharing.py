@@ -41,6 +41,9 @@ class Tile(NamedTuple):
     wide_ahead: int
 
 
+MOST_ROWS = 64
+"""Tokens of a tile of many, at most."""
+
 FEW_TILE, MANY_TILE = Tile(32, 2, 4, 3), Tile(64, 4, 3, 2)
 
 
@@ -280,7 +283,7 @@ def _launch_few(given: Given, out: Tensor) -> Tensor:
 def _launch_many(given: Given, out: Tensor) -> Tensor:
     tile, packed = MANY_TILE, given.scale is not None
     weight = given.weight.view(torch.uint16) if packed else given.weight
-    rows = 32 if given.tokens <= 32 else 64
+    rows = min(MOST_ROWS, max(32, triton.next_power_of_2(given.tokens)))
     _many[(triton.cdiv(given.tokens, rows), given.tiles(tile.outputs), out.shape[0])](
         *given.args(weight, out), OUTPUTS=tile.outputs, TOKENS=rows, STEP=STEP, AHEAD=tile.ahead,
         WIDE_AHEAD=tile.wide_ahead, PACKED=packed, CHAINED=CHAINED,
