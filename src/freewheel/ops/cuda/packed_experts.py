@@ -102,7 +102,7 @@ def tile_of(inputs: int, rows: int, tiles: int, columns: int, most: int) -> Tile
     found = [
         Tile(tiles, columns, slices, groups, min(tiles, DEPTH), 1)
         for groups in (1, 2, 4)
-        if rows % (16 * tiles * groups) == 0
+        if rows % (16 * tiles * groups) == 0 and (groups == 1 or slices * groups <= warps)
     ]
     blocks = [
         min(32 * warps // one.threads(), ROOM // (one.shared(inputs) + OVERHEAD)) for one in found
