@@ -189,20 +189,24 @@ def test_joined_projections_are_parted_alike_whatever_the_tokens(tokens: int) ->
 
 
 class Called(DispatchMode):
-    """Names of the ops that are called."""
+    """Names of the ops on streams that are called, and how many tokens each sees."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.tokens: list[int] = []
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        self.names.append(func._schema.name.removeprefix("freewheel::"))
+        if func.namespace == "freewheel":
+            self.names.append(func._schema.name.removeprefix("freewheel::"))
+            self.tokens.append(args[1 if func is ops.hyper_close else 0].shape[:-2].numel())
         return func(*args, **(kwargs or {}))
 
 
-def test_layers_on_streams_are_crossed_by_ops_that_see_one_token_at_a_time() -> None:
+def test_layers_on_streams_are_crossed_by_ops_that_see_whole_blocks() -> None:
+    """Closed, whose kernel sees a token alone, and entered, whose kernels differ for a few."""
     generator = torch.Generator().manual_seed(7)
     y, streams = (torch.randn(*n, 32, generator=generator) for n in ((2, 3), (2, 3, 4)))
     post, mix = (torch.rand(2, 3, *n, generator=generator) for n in ((4,), (4, 4)))
@@ -211,6 +215,7 @@ def test_layers_on_streams_are_crossed_by_ops_that_see_one_token_at_a_time() -> 
     with Called() as called, FixedBlocks():
         apart = ops.hyper_cross(y, streams, post, mix, *own)
     assert called.names == ["hyper_close", "hyper_enter"]
+    assert called.tokens == [2 * 3, BLOCK]
     for one, other in zip(apart, ops.hyper_cross(y, streams, post, mix, *own), strict=True):
         torch.testing.assert_close(one, other)
 

@@ -57,6 +57,9 @@ _APART: dict[Any, Callable[..., Any]] = {
 }
 """Op that is several in one -> what calls these, so that each keeps its order of sums."""
 
+_PADDED = (ops.hyper_open, ops.hyper_enter, ops.hyper_collapse)
+"""Ops on streams [..., N, D] whose kernels differ only where tokens are fewer than `BLOCK`."""
+
 _FIXED = (ops.sparse_mla, ops.fp8_sparse_mla)
 """Ops that sum in one order whatever the number of tokens, if they are told to."""
 
@@ -97,6 +100,8 @@ def _kept_in_order(func: OpOverload, args: Args, kwargs: dict[str, Any]) -> Any:
         return _told(func, args, kwargs)
     if func in _BY_TOKEN:
         return _token_by_token(func, _BY_TOKEN[func], args, kwargs)
+    if func in _PADDED:
+        return _padded(func, *args, **kwargs)
     if func is ops.shared_products:
         return _parts_by_blocks(func, *args, **kwargs)
     return func(*args, **kwargs)
@@ -136,6 +141,18 @@ def _token_by_token(
         return func(*(own.get(index, arg) for index, arg in enumerate(args)), **kwargs)
 
     return by_blocks(placed, flat, 1).reshape(*lead, -1)
+
+
+def _padded(func: OpOverload, streams: Tensor, *args: Any) -> Any:
+    """`func` of at least `BLOCK` tokens: those that are missing are zeros."""
+    lead = streams.shape[:-2]
+    count = lead.numel()
+    if not 0 < count < BLOCK:
+        return func(streams, *args)
+    found = func(_block(streams.reshape(count, *streams.shape[-2:]), 0, 0, BLOCK), *args)
+    if isinstance(found, Tensor):
+        return found[:count].view(*lead, *found.shape[1:])
+    return tuple(one[:count].view(*lead, *one.shape[1:]) for one in found)
 
 
 def _parts_by_blocks(func: OpOverload, x: Tensor, *args: Any) -> Tensor:
