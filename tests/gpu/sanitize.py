@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the kernels' tests under compute-sanitizer: not part of the suite, it takes minutes.
 
-    python tests/gpu/sanitize.py [--tools memcheck,racecheck] [--tests EXPR] [--logs DIR]
+    python tests/gpu/sanitize.py [--tools memcheck,racecheck] [--files A,B] [--tests EXPR]
+        [--logs DIR]
 
 memcheck finds accesses outside of what was allocated, racecheck two threads of a block that use
 shared memory without a barrier between them. Sizes are small: a fault shows there as well. Prints
@@ -23,12 +24,12 @@ FAULT = 99
 """Exit code of the sanitizer if it found one."""
 
 
-def command(tool: str, tests: str) -> list[str]:
-    """One tool over the tests that the expression picks."""
+def command(tool: str, files: list[str], tests: str) -> list[str]:
+    """One tool over the tests of `files` that the expression picks."""
     return [
         *("compute-sanitizer", "--tool", tool, "--error-exitcode", str(FAULT)),
         *("--print-limit", "50", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"),
-        *(KERNELS, "-k", tests),
+        *(*files, "-k", tests),
     ]
 
 
@@ -42,6 +43,7 @@ def verdict(tool: str, text: str, code: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="The kernels' tests under compute-sanitizer.")
     parser.add_argument("--tools", default="memcheck,racecheck")
+    parser.add_argument("--files", default=KERNELS)
     parser.add_argument("--tests", default="agrees_with_its_specification and (1- or 2-)")
     parser.add_argument("--logs", type=Path, default=None)
     options = parser.parse_args()
@@ -51,7 +53,11 @@ def main() -> int:
     worst = 0
     for tool in options.tools.split(","):
         ran = subprocess.run(
-            command(tool, options.tests), cwd=ROOT, capture_output=True, text=True, check=False
+            command(tool, options.files.split(","), options.tests),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         text = ran.stdout + ran.stderr
         print(verdict(tool, text, ran.returncode), flush=True)

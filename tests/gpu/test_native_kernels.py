@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
-from freewheel.ops.codecs import quantise_mxfp4
+from freewheel.ops.codecs import quantise_blocks, quantise_mxfp4
 from freewheel.ops.rows import write_index_keys
 from tests.ops.cases import ints
 
@@ -152,3 +152,46 @@ def test_a_layer_on_streams_is_left_and_the_next_entered(tokens: int, dtype: tor
     assert (x.double() - entered[0]).norm() <= 2**-8 * entered[0].norm()
     assert torch.allclose(post.double(), entered[1], rtol=1e-5, atol=1e-6)
     assert torch.allclose(mix.double(), entered[2], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("heads", [8, 3])
+@pytest.mark.parametrize("tokens", [1, 33])
+def test_attention_with_sinks_is_the_same_alone(tokens: int, heads: int) -> None:
+    """Lists with holes, one without entries; rows that nobody sees are not numbers."""
+    torch.manual_seed(tokens)
+    query = torch.randn(1, tokens, heads, 512, device="cuda").bfloat16() / 8
+    keys, entries = (torch.randn(8, 64, 512, device="cuda").bfloat16() for _ in range(2))
+    slots = torch.randint(-1, 256, (1, tokens, 128), device="cuda", dtype=torch.int32)
+    picks = torch.randint(-1, 256, (1, tokens, 300), device="cuda", dtype=torch.int32)
+    picks[:, 0], keys[4:], entries[4:] = -1, math.nan, math.nan
+    args = (keys, slots, entries, picks, torch.randn(heads, device="cuda"), 0.5)
+    body = IMPLEMENTATIONS["sink_attention", "cuda"]
+    found = body(query, *args)
+    wide = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+    expected = SPECIFICATIONS["sink_attention"](query.double(), *wide)
+    assert (found.double() - expected).norm() <= 4e-3 * expected.norm()
+    one = (query[:, -1:], keys, slots[:, -1:], entries, picks[:, -1:], *args[4:])
+    assert torch.equal(body(*one)[:, 0], found[:, -1])
+
+
+def test_told_to_keep_one_order_a_token_s_sums_are_the_same_in_any_company() -> None:
+    torch.manual_seed(1)
+    x, ids = torch.randn(1, 70, 4096).bfloat16(), torch.rand(1, 70, 8).argsort(-1)[..., :3].int()
+    gate_up = quantise_mxfp4(torch.randn(9, 512, 4096) / 64)
+    down = quantise_mxfp4(torch.randn(9, 4096, 256) / 16)
+    shares = torch.rand(1, 70, 3).cuda()
+    own = [a.cuda() for a in (*gate_up, *down)]
+    flat = [a.cuda() for a in quantise_blocks(torch.randn(1024, 4096) / 64)]
+    x, ids = x.cuda(), ids.cuda()
+    experts = IMPLEMENTATIONS["mxfp4_experts", "cuda"]
+    linear = IMPLEMENTATIONS["block_linear", "cuda"]
+    mixed = experts(x, *own, ids, shares, None, fixed=True)
+    lines = linear(x, *flat, fixed=True)
+    for count in (1, 8, 9, 40):
+        few = (
+            x[:, :count].contiguous(),
+            ids[:, :count].contiguous(),
+            shares[:, :count].contiguous(),
+        )
+        assert torch.equal(experts(few[0], *own, *few[1:], None, fixed=True), mixed[:, :count])
+        assert torch.equal(linear(few[0], *flat, fixed=True), lines[:, :count])
