@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +14,8 @@ from torch import Tensor
 from freewheel import ops
 from freewheel.errors import ConfigError
 from freewheel.graph import TapeGraph, no_host_sync, trace_on_meta
-from freewheel.ops import MEETINGS, collective
+from freewheel.ops import MEETINGS, SPECIFICATIONS
+from freewheel.runtime.deterministic import FixedBlocks
 from freewheel.runtime.rehearsal import Blank
 from tests.parallel.threads import on_ranks
 
@@ -54,6 +57,28 @@ def test_every_rank_gets_the_same_sum_and_all_parts_in_order() -> None:
     for total, parts in on_ranks(3, work):
         assert torch.equal(total, every.sum(0))
         assert torch.equal(parts, torch.cat(tuple(every), dim=-1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_of_three_ranks_are_made_in_their_order_in_deterministic_mode(
+    dtype: torch.dtype,
+) -> None:
+    """Of numbers whose sum depends on the order, for one token as for many."""
+    every = torch.tensor([2.0**30, 1.0, -(2.0**30)]).to(dtype)[:, None, None].expand(3, 40, 8)
+
+    def work(rank: int, tokens: int) -> tuple[Tensor, Tensor]:
+        own = every[rank, :tokens].clone()
+        with FixedBlocks():
+            ops.all_reduce(own, "tp")
+            part = ops.scatter_sum(every[rank, None, :tokens].expand(3, -1, -1).clone(), "tp")
+        return own, part
+
+    expected = (every[0].float() + every[1] + every[2]).to(dtype)
+    assert not expected.any(), "the middle rank's is lost in this order alone"
+    for tokens in (1, 40):
+        for found in on_ranks(3, lambda rank, tokens=tokens: work(rank, tokens)):
+            for total in found:
+                assert torch.equal(total, expected[:tokens])
 
 
 def test_each_rank_gets_its_part_of_the_sum_and_what_others_have_for_it() -> None:
@@ -166,8 +191,10 @@ def test_a_rank_that_rehearses_waits_for_nobody() -> None:
             ops.all_gather(x, 3, "nobody"),
             ops.scatter_sum(x, "nobody"),
             ops.all_to_all(x, "nobody"),
+            ops.scatter_sum_in_order(x, "nobody"),
         ]
-    assert [tuple(one.shape) for one in found] == [(3, 2, 12), (2, 4), (3, 2, 4)]
+        ops.all_reduce_in_order(x, "nobody")
+    assert [tuple(one.shape) for one in found] == [(3, 2, 12), (2, 4), (3, 2, 4), (2, 4)]
     assert not any(one.any() for one in found)
-    names = [name for name in vars(collective.Group) if not name.startswith("_")]
-    assert len(MEETINGS) == len(names)
+    takes_group = {n for n in SPECIFICATIONS if "group" in signature(SPECIFICATIONS[n]).parameters}
+    assert takes_group == MEETINGS

@@ -11,12 +11,22 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from freewheel.errors import ConfigError
 from freewheel.ops.registry import nothing, op
 
-MEETINGS = frozenset({"all_reduce", "all_gather", "scatter_sum", "all_to_all"})
+MEETINGS = frozenset(
+    {
+        "all_reduce",
+        "all_reduce_in_order",
+        "all_gather",
+        "scatter_sum",
+        "scatter_sum_in_order",
+        "all_to_all",
+    }
+)
 """Names of the ops in which a rank waits for others."""
 
 
@@ -68,6 +78,19 @@ def all_reduce(
     _group(group).sum_into(x)
 
 
+@op("all_reduce_in_order(Tensor(a!) x, str group) -> ()", fake=nothing)
+def all_reduce_in_order(
+    x: Tensor,  # float [...]  contiguous
+    group: str,
+) -> None:
+    """As `all_reduce`, added up in float32 or wider and in the order of ranks.
+
+    A library adds in an order that the size of x decides where there are more than two ranks, so a
+    token's last bits would depend on how many others there are.
+    """
+    x.copy_(_sum_in_order(_group(group).gather(x)))
+
+
 @op(
     "all_gather(Tensor x, int ranks, str group) -> Tensor",
     fake=lambda x, ranks, group: x.new_empty((*x.shape[:-1], ranks * x.shape[-1])),
@@ -92,6 +115,26 @@ def scatter_sum(
 ) -> Tensor:  # float [...]
     """The sum of the x of all ranks of the group, of which rank r gets part r."""
     return _group(group).scatter_sum(x.contiguous())
+
+
+@op(
+    "scatter_sum_in_order(Tensor x, str group) -> Tensor",
+    fake=lambda x, group: x.new_empty(x.shape[1:]),
+)
+def scatter_sum_in_order(
+    x: Tensor,  # float [ranks, ...]
+    group: str,
+) -> Tensor:  # float [...]
+    """As `scatter_sum`, added up in float32 or wider and in the order of ranks."""
+    return _sum_in_order(_group(group).exchange(x.contiguous()))
+
+
+def _sum_in_order(parts: Tensor) -> Tensor:
+    """[...], in the dtype of parts [ranks, ...]."""
+    total = parts[0].to(torch.promote_types(parts.dtype, torch.float32), copy=True)
+    for part in parts[1:]:
+        total += part
+    return total.to(parts.dtype)
 
 
 @op(

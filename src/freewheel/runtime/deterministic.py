@@ -54,8 +54,10 @@ _APART: dict[Any, Callable[..., Any]] = {
     ops.block_add_rms_norm: ops.add_norm_apart,
     ops.wide_route: ops.wide_route_apart,
     ops.hyper_cross: ops.hyper_cross_apart,
+    ops.all_reduce: ops.all_reduce_in_order,
+    ops.scatter_sum: ops.scatter_sum_in_order,
 }
-"""Op that is several in one -> what calls these, so that each keeps its order of sums."""
+"""Op that is several in one, or whose order of sums is a library's -> what keeps to one order."""
 
 _PADDED = (ops.hyper_open, ops.hyper_enter, ops.hyper_collapse)
 """Ops on streams [..., N, D] whose kernels differ only where tokens are fewer than `BLOCK`."""
