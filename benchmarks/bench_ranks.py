@@ -17,15 +17,19 @@ import argparse
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import IO, Any
 
 from freewheel import LLM, SamplingParams
 from freewheel.audit import mixed_requests, profile_rounds
 from freewheel.runtime.parallel.crew import dismiss
+
+Case = tuple[str, str, str]
+"""Model, dtype, layout."""
 
 ALONE = "alone"
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -40,6 +44,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 """What each asks for. Of copies with whole experts, rounds of more than 16 tokens a copy exchange
 tokens by all-to-all, smaller ones gather them: with 12 requests both come up, and with rows for few
 every decoding round gathers."""
+
+PATIENCE = 20.0
+"""Seconds to wait for one's turn."""
 
 PROMPTS = ["Emma was", "The king spoke to the people, and said that they", "Call me", "To be or"]
 
@@ -61,12 +68,25 @@ def main() -> None:
             case: threads.submit(_in_a_process, options, *case, number)
             for number, case in enumerate(cases)
         }
-        for (model, dtype, layout), run in runs.items():
-            found, alone = dict(run.result()), runs[model, dtype, ALONE].result()
-            tokens, wanted = found.pop("tokens", []), alone.get("tokens", [])
-            same = sum(a == b for a, b in zip(wanted, tokens, strict=False))
-            line = {"model": model, "dtype": dtype, "layout": layout, "same": same}
-            print(json.dumps(line | {"of": len(wanted)} | found), flush=True)
+        done: dict[Case, dict[str, Any]] = {}
+        for run in as_completed(runs.values()):
+            case = next(case for case, own in runs.items() if own is run)
+            done[case] = dict(run.result())
+            _print_settled(done)
+
+
+def _print_settled(done: dict[Case, dict[str, Any]]) -> None:
+    """Those that can be compared, once each."""
+    for (model, dtype, layout), found in done.items():
+        alone = done.get((model, dtype, ALONE))
+        if alone is None or found.get("printed"):
+            continue
+        found["printed"] = True
+        tokens, wanted = found.get("tokens", []), alone.get("tokens", [])
+        same = sum(a == b for a, b in zip(wanted, tokens, strict=False))
+        line = {"model": model, "dtype": dtype, "layout": layout, "same": same, "of": len(wanted)}
+        kept = {name: of for name, of in found.items() if name not in ("tokens", "printed")}
+        print(json.dumps(line | kept), flush=True)
 
 
 def _options() -> argparse.Namespace:
@@ -103,21 +123,25 @@ def _in_a_process(
     command = [sys.executable, __file__, *(f"--{name}={value}" for name, value in given.items())]
     command += ["--deterministic"] * options.deterministic
     seen = {"CUDA_VISIBLE_DEVICES": str(number % 2)} if layout == ALONE else {}
+    own = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONFAULTHANDLER": "1"} | seen,
+        start_new_session=True,
+    )
     try:
-        ended = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=options.seconds,
-            check=False,
-            env=os.environ | seen,
-        )
+        told, errors = own.communicate(timeout=options.seconds)
     except subprocess.TimeoutExpired:
+        os.killpg(own.pid, signal.SIGABRT)  # all of its processes say where they are
+        errors = own.communicate()[1]
+        print(f"{model} {layout}\n{errors[-6000:]}", file=sys.stderr, flush=True)
         return {"failed": f"not done after {options.seconds} seconds"}
-    if ended.returncode:
-        print(ended.stderr, file=sys.stderr, flush=True)
-        return {"failed": ended.stderr.strip().splitlines()[-1:]}
-    return json.loads(ended.stdout.splitlines()[-1])
+    if own.returncode:
+        print(f"{model} {layout}\n{errors[-3000:]}", file=sys.stderr, flush=True)
+        return {"failed": errors.strip().splitlines()[-1:]}
+    return json.loads(told.splitlines()[-1])
 
 
 def _answers(options: argparse.Namespace, layout: str) -> dict[str, Any]:
@@ -138,10 +162,22 @@ def _answers(options: argparse.Namespace, layout: str) -> dict[str, Any]:
     llm.capture()
     with open(options.turn or os.devnull, "w", encoding="utf-8") as turn:
         if options.turn:
-            fcntl.flock(turn, fcntl.LOCK_EX)
+            _take(turn, PATIENCE)
         return {"layout": layout, "capture_s": round(time.perf_counter() - began, 2)} | _run(
             options, llm
         )
+
+
+def _take(turn: IO[str], seconds: float) -> None:
+    """Lock it, or go on without where somebody keeps it for too long."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _run(options: argparse.Namespace, llm: LLM) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from freewheel import LLM, SamplingParams
 from freewheel.errors import ConfigError, RankError
 from freewheel.graph import TapeGraph
+from freewheel.runtime.parallel import crew as crew_module
 from freewheel.runtime.parallel.crew import LocalCrew, assemble, dismiss
 
 COLLECTIVES = {
@@ -109,6 +111,28 @@ def test_a_lost_rank_ends_what_is_under_way_and_another_engine_starts_anew() -> 
     assert time.monotonic() - began < 20
     again = LLM("demo", **SMALL, tp=2)
     assert again.generate(PROMPTS[0], PARAMS[0])[0].token_ids == answers("demo")[0]
+
+
+def test_graphs_are_given_back_before_the_groups_that_they_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL closes no group that a graph still holds, though its owner lives on; so it would wait
+    for good where a program ends with an engine in its hands."""
+    llm = LLM("demo", **SMALL, tp=2, graph="tape")
+    llm.generate(PROMPTS[0], PARAMS[0])
+    graphs = [weakref.ref(lane.graph) for lane in llm.executor._lanes.values()]
+    left: list[int] = []
+    close = crew_module.close_groups
+
+    def close_groups() -> None:
+        left.append(sum(graph() is not None for graph in graphs))
+        close()
+
+    monkeypatch.setattr(crew_module, "close_groups", close_groups)
+    dismiss()
+    assert graphs and left == [0]
+    with pytest.raises(RankError):
+        llm.generate(PROMPTS[0], PARAMS[0])
 
 
 LEADER = """

@@ -137,6 +137,7 @@ class Executor:
         )
         self._lanes: dict[StepShape, Lane] = {}
         self._ready = False
+        self._peers.at_close(self.release)
 
     @property
     def copies(self) -> int:
@@ -181,6 +182,10 @@ class Executor:
                 lane.graph.replay()
         self.counters.rounds += 1
         self._agree(shape)
+
+    def release(self) -> None:
+        """Give all graphs back."""
+        self._lanes.clear()
 
     def mirror(self) -> None:
         """Give every rank the state and the caches of rank 0, which were written by hand."""

@@ -37,6 +37,7 @@ def follow(channel: Channel) -> None:
                 executor.mirror()
             case Task.READS:
                 executor.host_reads()
+    channel.release()
     close_groups()
 
 

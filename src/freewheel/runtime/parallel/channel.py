@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
 from typing import Any, cast
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -62,10 +63,28 @@ class Channel:
         self.rank, self.ranks = groups.rank, groups.ranks
         self._groups, self._why = groups, why
         self._formed: tuple[int, int] | None = None
+        self._closing: list[WeakMethod[Callable[[], None]]] = []
         self._header = torch.zeros(HEADER, dtype=torch.int64)
         self._words = np.asarray(self._header)  # the same memory
         self._digest = torch.zeros(DIGEST, dtype=torch.uint8)
         self._digests = torch.zeros(self.ranks, DIGEST, dtype=torch.uint8)
+
+    def at_close(self, release: Callable[[], None]) -> None:
+        """Call `release`, a method, before the groups are closed, if whose it is still lives.
+
+        Graphs hold on to the communicators that their collectives use: NCCL waits for the last of
+        these before it lets go of one.
+        """
+        self._closing.append(WeakMethod(release))
+
+    def release(self, waits: bool = True) -> None:
+        """Whatever was registered lets go of the groups; `waits`: once all rounds are over."""
+        if waits and self._groups.device == "cuda":
+            torch.cuda.synchronize()
+        while self._closing:
+            method = self._closing.pop()()
+            if method is not None:
+                method()
 
     def form(self, tp: int, dp: int) -> None:
         """On all, once: join the groups of a mesh of `dp` copies, each shared by `tp` ranks.
@@ -136,7 +155,7 @@ class Channel:
     def _meet(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # a ValueError: the groups are closed
             raise lost(self._why(), error) from error
 
 

@@ -102,6 +102,8 @@ class Crew:
     def close(self) -> None:
         """Let all ranks end."""
         if self._channel is None or self._lost or self._part(self._channel):
+            if self._channel is not None:
+                self._channel.release(waits=not self._lost)
             close_groups()
 
     def _part(self, channel: Channel) -> bool:

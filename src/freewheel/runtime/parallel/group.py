@@ -87,7 +87,7 @@ def gather_into(parts: Tensor, x: Tensor, group: Any) -> None:
         _dist.all_gather_into_tensor(flat, x.view(-1), group=group)
 
 
-def lost(why: str, error: RuntimeError) -> RankError:
+def lost(why: str, error: RuntimeError | ValueError) -> RankError:
     """What to raise where torch.distributed says that ranks no longer meet."""
     reason = why or str(error).splitlines()[0]
     return RankError(f"tp: another rank of this engine is gone ({reason}); start it anew")

@@ -16,6 +16,10 @@ from freewheel.spec.shape import StepShape
 class Peers(Protocol):
     """The other ranks of an engine. Each call comes before what it announces."""
 
+    def at_close(self, release: Callable[[], None]) -> None:
+        """Call `release`, a method, before ranks part: no graph may hold a group then."""
+        ...
+
     def capture(self, shape: StepShape) -> None:
         """The graph of `shape` is made next: its collectives run, so all ranks make it."""
         ...
@@ -48,6 +52,8 @@ class Peers(Protocol):
 class Alone:
     """There are none."""
 
+    def at_close(self, release: Callable[[], None]) -> None: ...
+
     def capture(self, shape: StepShape) -> None: ...
 
     def round(self, shape: StepShape, letter: Tensor) -> None: ...
@@ -71,6 +77,9 @@ class Leader:
     channel: Channel
     engine: int
     gone: Callable[[], None]
+
+    def at_close(self, release: Callable[[], None]) -> None:
+        self.channel.at_close(release)
 
     def capture(self, shape: StepShape) -> None:
         self.channel.tell(Order(Task.CAPTURE, self.engine, 0, shape))
@@ -102,6 +111,9 @@ class Follower:
     """Any other rank: what is to come was announced to it already."""
 
     channel: Channel
+
+    def at_close(self, release: Callable[[], None]) -> None:
+        self.channel.at_close(release)
 
     def capture(self, shape: StepShape) -> None: ...
 
