@@ -179,6 +179,7 @@ def _serve(options: argparse.Namespace) -> None:
         "host_cache_gb": options.host_cache_gb,
     }
     if options.own == ANSWER_ENGINE:
+        role |= {"kv_peers": ("127.0.0.1",)}
         del role["kv_port"]
     engine = TokenEngine(_open(options, **role))
     if options.own == PROMPT_ENGINE:

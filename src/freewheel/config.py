@@ -140,6 +140,7 @@ class EngineConfig:
     kv_wire: str = "auto"
     kv_peers: tuple[str, ...] = ()
     kv_seconds: float = 30.0
+    kv_key_file: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str | Path):
@@ -226,7 +227,7 @@ class EngineConfig:
     def wire(self) -> WireSettings:
         """How this engine reaches others. Raises ConfigError."""
         own = (self.kv_host, self.kv_port, self.kv_wire, self.kv_peers, self.kv_seconds)
-        return WireSettings(*own)
+        return WireSettings(*own, self.kv_key_file)
 
     @property
     def host_gigabytes(self) -> float:

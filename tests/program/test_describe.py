@@ -11,7 +11,7 @@ from freewheel.runtime.describe import describe, read_description
 
 def test_an_engine_is_described_with_every_option() -> None:
     plain = EngineConfig(model="demo")
-    role = EngineConfig(model="demo", role="decode", kv_peers=("one", "two"), speculate="auto")
+    role = EngineConfig(model="demo", role="decode", kv_peers=("one", "two:3"), speculate="auto")
     disk = EngineConfig(
         model="demo", host_cache_gb=1.0, disk_cache_gb=2.0, canary=3, strict=True, perturb=5
     )

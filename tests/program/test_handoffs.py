@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from freewheel.engine import TokenEngine
 from freewheel.engine.handoffs import MOST_TOLD, Failures
 from freewheel.errors import ConfigError, RequestError
 from freewheel.spec import Handoff
+from freewheel.spec.handoff import KV_PORT
 from freewheel.transfer.libraries import installed
 
 SMALL: dict[str, Any] = {
@@ -29,6 +31,7 @@ SMALL: dict[str, Any] = {
     "graph": "eager",
 }
 ROLE: dict[str, Any] = SMALL | {"host_cache_gb": 0.2, "kv_seconds": 20.0}
+PEER: dict[str, Any] = {"kv_peers": ("127.0.0.1",)}
 LENGTHS = {"demo": (60, 200, 257, 330), "demo-v4": (300, 515)}
 """The shortest prompt of the demo has no whole block; one of 257 tokens ends behind a block's
 last token."""
@@ -79,7 +82,7 @@ def drive(engines: list[TokenEngine], done: Callable[[], bool], answers: Answers
 def pair(model: str, wire: str, **more: Any) -> tuple[TokenEngine, TokenEngine]:
     own: dict[str, Any] = ROLE | {"kv_wire": wire} | more
     first = TokenEngine(LLM(model, **own, role="prefill", kv_port=0))
-    return first, TokenEngine(LLM(model, **own, role="decode"))
+    return first, TokenEngine(LLM(model, **PEER, **own, role="decode"))
 
 
 @pytest.mark.parametrize(
@@ -226,8 +229,9 @@ def test_an_engine_says_what_it_cannot_do() -> None:
     second = TokenEngine(LLM("demo", **ROLE, role="decode"))
     with pytest.raises(RequestError, match="must be told whom to ask"):
         second.submit("a", [5, 6], params(0), handoff=Handoff("a"))
-    with pytest.raises(RequestError, match=r"10\.0\.0\.1' is no peer.*--kv-peer"):
-        second.submit("a", [5, 6], params(0), handoff=Handoff("a", ("10.0.0.1", 1)))
+    for source in (("10.0.0.1", KV_PORT), ("localhost", 22)):
+        with pytest.raises(RequestError, match=f"{source[1]}, is no peer of .*--kv-peer"):
+            second.submit("a", [5, 6], params(0), handoff=Handoff("a", source))
     assert not second.busy
 
 
@@ -250,6 +254,8 @@ def test_an_engine_with_a_role_answers_nobody_but_servers(role: str) -> None:
         ({"role": "prefill", "kv_wire": "pigeon"}, "kv_wire: must be one of auto, nixl, tcp"),
         ({"role": "prefill", "kv_seconds": 0}, "kv_seconds: must be between"),
         ({"role": "prefill", "kv_peers": "host"}, "kv_peers: must be a tuple"),
+        ({"role": "decode", "kv_peers": ("host:0",)}, "kv_peers: must be hosts or host:port"),
+        ({"role": "decode", "kv_key_file": ""}, "kv_key_file: must be the path"),
     ],
 )
 def test_options_that_contradict_are_refused(options: dict[str, Any], message: str) -> None:
@@ -261,3 +267,73 @@ def test_two_prefill_engines_cannot_listen_at_one_place() -> None:
     first = TokenEngine(LLM("demo", **ROLE, role="prefill", kv_port=0))
     with pytest.raises(ConfigError, match=r"kv_port: cannot listen on .*--kv-port"):
         TokenEngine(LLM("demo", **ROLE, role="prefill", kv_port=first.kv_port))
+
+
+def keyed(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("wire", ["tcp", "nixl"])
+def test_engines_with_one_key_hand_over_and_those_without_it_get_nothing(
+    wire: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All get their answers, since what does not come is computed; no log has the key."""
+    if wire == "nixl" and installed() is None:
+        pytest.skip("NIXL is not installed")
+    secret, other = "0f" * 16, "1e" * 16
+    own: dict[str, Any] = ROLE | PEER | {"kv_wire": wire, "kv_seconds": 60.0}
+    files = {
+        "same": keyed(tmp_path / "a", secret),
+        "space around it": keyed(tmp_path / "b", f" {secret}\n"),
+        "another": keyed(tmp_path / "c", other),
+        "none": None,
+    }
+    given: dict[str, dict[str, Any]] = {n: {"kv_key_file": path} for n, path in files.items()}
+    first = TokenEngine(LLM("demo", **own, **given["same"], role="prefill", kv_port=0))
+    asked, wanted = prompts("demo")[1], expected("demo")[1]
+    first.submit("room", asked, params(1), handoff=Handoff("room"))
+    drive([first], lambda: first.load().handoffs.offered == 1, Answers())  # pyright: ignore[reportOptionalMemberAccess]
+    blocks: dict[str, int] = {}
+    with caplog.at_level(logging.DEBUG):
+        for name in reversed(files):
+            second = TokenEngine(LLM("demo", **own, **given[name], role="decode"))
+            answers, source = Answers(), ("127.0.0.1", first.kv_port)
+            second.submit("room", asked, params(1), handoff=Handoff("room", source))
+            drive([first, second], lambda answers=answers: "room" in answers.ended, answers)
+            assert answers.tokens["room"] == wanted
+            load = second.load().handoffs
+            assert load is not None
+            blocks[name] = load.blocks
+            if name in ("none", "another"):
+                assert "key" in load.failure
+    assert blocks == {"none": 0, "another": 0, "space around it": 3, "same": 0}
+    assert secret not in caplog.text and other not in caplog.text
+    assert secret not in repr(first._llm.config)
+
+
+def test_an_engine_with_a_key_takes_nothing_from_one_without(tmp_path: Path) -> None:
+    """Somebody else may have come to listen where a prefill engine did."""
+    first = TokenEngine(LLM("demo", **ROLE, role="prefill", kv_port=0, kv_wire="tcp"))
+    key = keyed(tmp_path / "key", "0f" * 16)
+    own: dict[str, Any] = ROLE | PEER | {"kv_key_file": key, "kv_wire": "tcp"}
+    second = TokenEngine(LLM("demo", **own, role="decode"))
+    answers, source = Answers(), ("127.0.0.1", first.kv_port)
+    for engine, handoff in ((first, Handoff("room")), (second, Handoff("room", source))):
+        engine.submit("room", prompts("demo")[1], params(1), handoff=handoff)
+    drive([first, second], lambda: "room" in answers.ended, answers)
+    load = second.load().handoffs
+    assert load is not None and load.blocks == 0 and "has no key" in load.failure
+    assert answers.tokens["room"] == expected("demo")[1]
+
+
+@pytest.mark.parametrize(("text", "message"), [("short", "16 to 4096 bytes"), (None, "cannot be")])
+def test_a_key_that_is_none_is_refused_without_showing_it(
+    text: str | None, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "key"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=f"kv_key_file: .*{message}") as caught:
+        TokenEngine(LLM("demo", **ROLE, role="decode", kv_key_file=str(path)))
+    assert "short" not in str(caught.value)

@@ -33,6 +33,8 @@ OPTIONS = (
         "0.2",
         "--stall-seconds",
         "120",
+        "--kv-peer",
+        "127.0.0.1",
     ),
 )
 PATIENCE = 300.0
@@ -135,7 +137,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 def test_each_server_says_its_role_and_wire(pair: Pair) -> None:
     assert f"role prefill: hands prompts over at 127.0.0.1:{pair.kv_port}, wire " in pair.first.log
-    assert "role decode: fetches prompts from 127.0.0.1" in pair.second.log
+    assert "role decode: fetches prompts from 127.0.0.1:8998, 127.0.0.1 as" in pair.second.log
 
 
 def kill_engine(server: Running) -> None:

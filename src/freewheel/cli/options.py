@@ -86,8 +86,9 @@ KvPort = Annotated[int, typer.Option(help="Its port there; 0 takes a free one.")
 KvWire = Annotated[str, typer.Option(help="auto, nixl or tcp: by what prompts' pages travel.")]
 KvPeers = Annotated[
     list[str] | None,
-    typer.Option("--kv-peer", help="Another host to fetch from; may be given repeatedly."),
+    typer.Option("--kv-peer", help="Fetch from this host:port too; may be given repeatedly."),
 ]
+KvKeyFile = Annotated[str | None, typer.Option(help="Holds the key that engines show one another.")]
 KvSeconds = Annotated[
     float, typer.Option(help="How long a prompt is waited for, or kept for whoever asks.")
 ]

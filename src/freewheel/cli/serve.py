@@ -94,6 +94,7 @@ def serve(
     kv_wire: o.KvWire = "auto",
     kv_peers: o.KvPeers = None,
     kv_seconds: o.KvSeconds = 30.0,
+    kv_key_file: o.KvKeyFile = None,
 ) -> None:
     """Answer over HTTP: OpenAI's and Anthropic's endpoints, metrics, and a page at /."""
     given: dict[str, Any] = locals() | {

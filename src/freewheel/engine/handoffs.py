@@ -16,7 +16,7 @@ from freewheel.host import Arriving, Parcels, Request, Scheduler
 from freewheel.host.tier import Kept
 from freewheel.runtime import Built
 from freewheel.spec import FinishReason, Handoff
-from freewheel.transfer import Fetch, Fetcher, Pair, Post, open_wire
+from freewheel.transfer import Fetch, Fetcher, Pair, Post, open_wire, read_key
 
 log = logging.getLogger("freewheel.handoffs")
 
@@ -109,7 +109,7 @@ class _Awaited:
 class Handoffs:
     """One of an engine with a role. Its thread calls; nothing here waits for another engine.
 
-    Raises ConfigError if nobody can listen where it is to listen, or there is no such wire.
+    Raises ConfigError if nobody can listen where it is to listen, or there is no such wire or key.
     """
 
     def __init__(self, config: EngineConfig, built: Built, copies: Copies) -> None:
@@ -121,8 +121,9 @@ class Handoffs:
         self._offers: dict[str, _Offer] = {}  # the oldest first
         self._awaited: list[_Awaited] = []
         self._at = self._parcels()
+        key = read_key(config.kv_key_file)
         wire = open_wire(config.kv_wire, self._mover)
-        own = (wire, layout_of(built), self._settings, self._awake.set)
+        own = (wire, layout_of(built), self._settings, self._awake.set, key)
         self._post = Post(*own) if config.role == "prefill" else None
         fetches = config.role == "decode"
         self._fetcher = Fetcher(wire, self._mover, *own[1:]) if fetches else None
@@ -154,10 +155,11 @@ class Handoffs:
             return
         if handoff.source is None:
             raise RequestError("bootstrap_host", "a decode engine must be told whom to ask")
-        if not self._settings.may_fetch_from(handoff.source[0]):
+        host, port = handoff.source
+        if not self._settings.may_fetch_from(host, port):
             raise RequestError(
                 "bootstrap_host",
-                f"{handoff.source[0]!r} is no peer of this engine; allow it with --kv-peer",
+                f"{host!r}, port {port}, is no peer of this engine; allow it with --kv-peer",
             )
 
     def promise(self, room: str, request: Request) -> None:

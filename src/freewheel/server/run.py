@@ -29,7 +29,7 @@ from freewheel.server.protocol import bounded_protocol
 from freewheel.server.serving import Serving
 from freewheel.server.settings import ServerSettings
 from freewheel.spec import ModelSpec
-from freewheel.spec.handoff import LOOPBACK
+from freewheel.spec.handoff import KV_PORT, LOOPBACK
 from freewheel.spec.picks import picked_layers
 
 log = logging.getLogger("freewheel.server")
@@ -132,7 +132,7 @@ def role_of(link: Link) -> str | None:
     if config.role == "prefill":
         host = f"[{config.kv_host}]" if ":" in config.kv_host else config.kv_host
         return f"role prefill: hands prompts over at {host}:{ready.kv_port}, wire {wire}"
-    peers = ", ".join((*LOOPBACK, *config.kv_peers))
+    peers = ", ".join((f"{LOOPBACK[0]}:{KV_PORT}", *config.kv_peers))
     return f"role decode: fetches prompts from {peers} as requests say, wire {wire}"
 
 

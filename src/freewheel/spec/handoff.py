@@ -51,9 +51,11 @@ class WireSettings:
     """How engines reach one another. Raises ConfigError.
 
     `host` and `port`: where a prefill engine is asked for prompts (port 0 takes a free one).
-    `wire`: by what pages go: nixl, tcp, or auto: NIXL where it is installed. `peers`: hosts besides
-    this machine's own address from which a decode engine may fetch. `seconds`: how long a prompt is
-    waited for before it is computed after all, and how long a computed one is held.
+    `wire`: by what pages go: nixl, tcp, or auto: NIXL where it is installed. `peers`: from where a
+    decode engine may fetch besides KV_PORT of this machine's own address, as host:port, or as host
+    for every port of it; an IPv6 address with a port stands in brackets. `seconds`: how long a
+    prompt is waited for before it is computed after all, and how long a computed one is held.
+    `key_file`: holds the key that engines must share; None: whoever comes is served.
     """
 
     host: str = "127.0.0.1"
@@ -61,6 +63,7 @@ class WireSettings:
     wire: str = "auto"
     peers: tuple[str, ...] = ()
     seconds: float = 30.0
+    key_file: str | None = None
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -71,12 +74,39 @@ class WireSettings:
             raise ConfigError(f"kv_wire: must be one of {', '.join(WIRES)}; got {self.wire!r}")
         if type(self.peers) is not tuple:
             raise ConfigError(f"kv_peers: must be a tuple of hosts, got {self.peers!r}")
+        for peer in self.peers:
+            _read_peer(str(peer))
+        if self.key_file is not None and not str(self.key_file):
+            raise ConfigError(f"kv_key_file: must be the path of a file, got {self.key_file!r}")
         if isinstance(self.seconds, bool) or not 0.1 <= self.seconds <= 3600:
             raise ConfigError(f"kv_seconds: must be between 0.1 and 3600, got {self.seconds!r}")
 
-    def may_fetch_from(self, host: str) -> bool:
+    def may_fetch_from(self, host: str, port: int) -> bool:
         """Whether requests may send this engine there."""
-        return host in (*LOOPBACK, *self.peers)
+        allowed = ((LOOPBACK[0], KV_PORT), *map(_read_peer, self.peers))
+        return any(_alike(host) == _alike(one) and of in (None, port) for one, of in allowed)
+
+
+def _alike(host: str) -> str:
+    """One name for all names of this machine's own address."""
+    return LOOPBACK[0] if host.lower() in LOOPBACK else host.lower()
+
+
+def _read_peer(peer: str) -> tuple[str, int | None]:
+    """Host and port, or None for all of its ports. Raises ConfigError."""
+    wrong = ConfigError(
+        f"kv_peers: must be hosts or host:port, an IPv6 address with a port in brackets; got "
+        f"{peer!r}"
+    )
+    host, mark, port = peer.rpartition(":")
+    if not mark or (":" in host and not (host.startswith("[") and host.endswith("]"))):
+        host, port = peer, ""  # no port, or an IPv6 address by itself
+    elif not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+        raise wrong
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or "/" in host or any(letter.isspace() for letter in host):
+        raise wrong
+    return host, int(port) if port else None
 
 
 def check_role(role: str | None, wire: WireSettings, prefix_cache: bool, ranks: int) -> None:
@@ -85,8 +115,8 @@ def check_role(role: str | None, wire: WireSettings, prefix_cache: bool, ranks: 
     if role is None:
         if wire != WireSettings():
             raise ConfigError(
-                "kv_host, kv_port, kv_wire, kv_peers, kv_seconds: are for engines with a role; "
-                "give role as well"
+                "kv_host, kv_port, kv_wire, kv_peers, kv_seconds, kv_key_file: are for engines "
+                "with a role; give role as well"
             )
         return
     if role not in ROLES:

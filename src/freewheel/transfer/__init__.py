@@ -13,9 +13,21 @@ import the standard library, `freewheel.spec` and `freewheel.errors`.
 from __future__ import annotations
 
 from freewheel.transfer.fetcher import Fetch, Fetcher
+from freewheel.transfer.keys import Key, read_key
 from freewheel.transfer.line import WireError
 from freewheel.transfer.opening import open_wire
 from freewheel.transfer.post import Post
 from freewheel.transfer.wire import Memory, Pair, Wire
 
-__all__ = ["Fetch", "Fetcher", "Memory", "Pair", "Post", "Wire", "WireError", "open_wire"]
+__all__ = [
+    "Fetch",
+    "Fetcher",
+    "Key",
+    "Memory",
+    "Pair",
+    "Post",
+    "Wire",
+    "WireError",
+    "open_wire",
+    "read_key",
+]

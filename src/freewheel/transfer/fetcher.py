@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from freewheel.spec.handoff import Handoff, Piece, WireSettings
+from freewheel.transfer.keys import Key
 from freewheel.transfer.line import Line, WireError, connect
 from freewheel.transfer.wire import Memory, Pair, Wire
 
@@ -53,8 +54,10 @@ class Fetcher:
         layout: str,
         settings: WireSettings,
         awake: Callable[[], None],
+        key: Key | None = None,
     ) -> None:
-        """`awake` is called whenever a fetch has changed."""
+        """`awake` is called whenever a fetch has changed. `key`: what the others must have."""
+        self._key = key
         self._wire, self._memory, self._layout = wire, memory, layout
         self._settings, self._awake = settings, awake
         self._threads = ThreadPoolExecutor(AT_ONCE, "fetch")
@@ -86,6 +89,8 @@ class Fetcher:
             self._awake()
 
     def _bring(self, line: Line, fetch: Fetch, room: str, first: int) -> None:
+        if self._key is not None:
+            self._key.meet(line)
         own = {"layout": self._layout, "wire": self._wire.name}
         line.say({"room": room, "first": first, **own})
         told = line.hear()

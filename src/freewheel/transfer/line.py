@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import select
 import socket
@@ -16,6 +17,9 @@ MOST_BYTES = 16 << 20
 
 CONNECTING = 5.0
 """Seconds within which another engine takes a connection."""
+
+CODE = 32
+"""Bytes of a message's code, where lines are sealed."""
 
 LATE = "no answer within the time that a request waits for its pages"
 
@@ -31,10 +35,19 @@ class Line:
         """`until`: on time.monotonic."""
         self._socket = sock
         self.until = until
+        self._said: _Seal | None = None
+        self._heard: _Seal | None = None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def seal(self, session: bytes, own: str, other: str) -> None:
+        """From here on every message has a code by the key `session`: of what `own` says here, and
+        of what `other` says there. One without is no message."""
+        self._said, self._heard = _Seal(session, own), _Seal(session, other)
 
     def say(self, message: dict[str, Any]) -> None:
         raw = json.dumps(message).encode()
+        if self._said is not None:
+            raw += self._said.code(raw)
         self.send(memoryview(len(raw).to_bytes(4, "big") + raw))
 
     def hear(self) -> dict[str, Any]:
@@ -42,8 +55,11 @@ class Line:
         size = int.from_bytes(self._take(4), "big")
         if size > MOST_BYTES:
             raise WireError(f"a message of {size} bytes; at most {MOST_BYTES} are taken")
+        raw = self._take(size)
+        if self._heard is not None:
+            raw = self._heard.opened(raw)
         try:
-            message = json.loads(self._take(size))
+            message = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise WireError(f"a message that is no JSON: {error}") from error
         if not isinstance(message, dict):
@@ -93,6 +109,25 @@ class Line:
         if left <= 0:
             raise WireError(LATE)
         return left
+
+
+class _Seal:
+    """Codes of what one end says: a message repeated, left out or turned back has another."""
+
+    def __init__(self, session: bytes, who: str) -> None:
+        self._session, self._who, self._count = session, who, 0
+
+    def code(self, raw: bytes) -> bytes:
+        """Of the next message."""
+        self._count += 1
+        return hmac.digest(self._session, f"{self._who} {self._count} ".encode() + raw, "sha256")
+
+    def opened(self, raw: bytes) -> bytes:
+        """The next message without its code. Raises WireError if it is not that message's."""
+        message, code = raw[:-CODE], raw[-CODE:]
+        if not hmac.compare_digest(code, self.code(message)):
+            raise WireError("a message of somebody who does not have the key")
+        return message
 
 
 def connect(host: str, port: int, until: float) -> Line:

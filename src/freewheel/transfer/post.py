@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from freewheel.errors import ConfigError
 from freewheel.spec.handoff import Piece, WireSettings
+from freewheel.transfer.keys import UNASKED, Key
 from freewheel.transfer.line import Line, WireError
 from freewheel.transfer.wire import Wire
 
@@ -42,10 +43,16 @@ class Post:
     """
 
     def __init__(
-        self, wire: Wire, layout: str, settings: WireSettings, awake: Callable[[], None]
+        self,
+        wire: Wire,
+        layout: str,
+        settings: WireSettings,
+        awake: Callable[[], None],
+        key: Key | None = None,
     ) -> None:
         """`layout`: of what the slots hold; readers of another are refused. `awake` is called when
-        there may be something to let go of."""
+        there may be something to let go of. `key`: what readers must have."""
+        self._key = key
         self._wire, self._layout, self._seconds = wire, layout, settings.seconds
         self._awake = awake
         self._changed = threading.Condition()
@@ -122,6 +129,11 @@ class Post:
 
     def _hand_over(self, line: Line) -> None:
         asked = line.hear()
+        if self._key is not None:
+            asked = self._key.admit(line, asked)
+        elif "hello" in asked:
+            line.say({"refused": UNASKED})
+            return
         room, first, mine = asked.get("room"), asked.get("first"), asked.get("layout")
         if not isinstance(room, str) or not isinstance(first, int) or first < 0:
             raise WireError("a reader that asks for no room")
