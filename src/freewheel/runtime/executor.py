@@ -120,8 +120,7 @@ class Executor:
         self._round = Round(self.state, self.cache, target, drafter, self.canary)
         self._picked = picked_layers(target.spec)
         self._verdicts = None if self.canary is None else self.canary.layout
-        self._graph = graph
-        self._run_ahead = run_ahead
+        self._graph, self._run_ahead = graph, run_ahead
         self._guard = guard
         self._deterministic = deterministic
         self._letters = {shape: self._new_letters(shape) for shape in shapes}
