@@ -535,6 +535,20 @@ def test_experts_agree_with_shared_ones_beside_them(tokens: int, shared: int) ->
     check("grouped_experts", args, torch.float32)
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 90])
+@pytest.mark.parametrize("first", [0, 4, 8])
+def test_own_experts_agree_to_the_bit(first: int, tokens: int) -> None:
+    """A choice of nobody stays one, and a weight of another rank's expert is not even read."""
+    ids = torch.randint(-1, 12, (1, tokens, 6), generator=generator(1), dtype=torch.int32)
+    shares = draw(3, 1, tokens, 6).masked_fill((ids < first) | (ids >= first + 4), float("nan"))
+    body = IMPLEMENTATIONS["own_experts", "cuda"]
+    for shares_of in (shares, shares.bfloat16()):
+        found = body(*on_device((ids, shares_of, first, 4)))
+        expected = SPECIFICATIONS["own_experts"](ids, shares_of, first, 4)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one.cpu(), other)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("tokens", [4, 16, 40])
 def test_a_choice_of_nobody_adds_nothing_and_reads_nothing(tokens: int, shared: bool) -> None:
