@@ -120,6 +120,7 @@ inline int lanes_behind(int value, int by) { return from_lane(value, min(lane() 
 inline int lanes_before(int value, int by) { return from_lane(value, max(lane() - by, 0)); }
 inline int first_one(unsigned bits) { return std::countr_zero(bits); }
 inline void count_one(int* counter) { ++*counter; }
+inline void add_to(int* sum, int more) { *sum = (int)((unsigned)*sum + (unsigned)more); }
 inline int swap_if(int* at, int expected, int value) {
   int there = *at;
   if (there == expected) *at = value;

@@ -329,6 +329,22 @@ def test_the_choice_is_the_specification_s(seed: int, ties: bool) -> None:
     assert torch.equal(found.cpu(), SPECIFICATIONS["choose"](*args))
 
 
+def test_what_does_not_filter_is_the_best_of_its_blocks() -> None:
+    rows, vocabulary = 4, 5000
+    warm, top_k, top_p, min_p, *rest = sampling_state(rows, 1)
+    state = (warm, torch.zeros_like(top_k), torch.ones_like(top_p), torch.zeros_like(min_p), *rest)
+    args = (
+        draw(3, rows, 2, vocabulary) * 3,
+        torch.arange(2 * rows, dtype=torch.int32).view(rows, 2),
+        torch.arange(rows, dtype=torch.int32),
+        *state,
+    )
+    module: Any = importlib.import_module("freewheel.ops.cuda.choosing")
+    values, tokens = module.best_of_blocks(None, *on_device(args))
+    best = tokens.gather(1, values.argmax(1, keepdim=True)).view(rows, 2).cpu()
+    assert torch.equal(best, SPECIFICATIONS["choose"](*args))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_adjusted_logits_are_the_specification_s(seed: int) -> None:
     args = adjust_case(seed, choices=1 + seed % 4)

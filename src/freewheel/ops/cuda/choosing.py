@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of tokens in three launches, whatever was asked.
+"""The choice of tokens in two launches, or in three.
 
-First, for queries whose request filters, the kept tokens: they are a prefix of the tokens by
-descending score, so a threshold and the highest kept id among those that equal it say it all. Then
-the best token of each block of the vocabulary, then the best of these. A query that does not filter
-leaves the first launch at once; one at temperature 0 draws no noise.
+Queries that do not filter: the best token of each block of the vocabulary, then the best of these;
+at temperature 0 without noise. Others are passed over by the first launch, and are one cluster's
+business in the second (`cluster_choice`).
+
+Devices without that kernel have a launch in front, for queries that filter. What they keep is a
+prefix of their tokens by descending score: a threshold, and the highest kept id among those that
+equal it, say it all.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda.chain import CHAINED, follow
+from freewheel.ops.cuda.cluster_choice import choose_by_cluster, serves
 from freewheel.ops.cuda.selection import ordered_key
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -175,22 +180,44 @@ def _filter(
 
 @triton.jit
 def _best_of_block(
-    logits, positions, rows, temperature, seeds, stop_ids, minimum_lens, keys, ids,
-    value_out, token_out, C, V, STOPS: tl.constexpr, BLOCK: tl.constexpr,
+    logits, positions, rows, temperature, top_k_in, top_p_in, min_p_in, seeds, stop_ids,
+    minimum_lens, keys, ids, value_out, token_out, C, V,
+    STOPS: tl.constexpr, BLOCK: tl.constexpr, PLAIN: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    """PLAIN: queries that filter are passed over. Else `keys` and `ids` say what they keep."""
+    follow(CHAINED)
     query, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + query // C)
     warm, position = tl.load(temperature + row), tl.load(positions + query)
+    asked = warm >= 0
+    if PLAIN:
+        top_k = tl.load(top_k_in + row)
+        filters = (top_k > 0) & (top_k < V) | (tl.load(top_p_in + row) < 1)
+        asked = (warm <= 0) | ((filters | (tl.load(min_p_in + row) > 0)) == 0)
+    if asked:
+        _best_part(
+            logits, seeds, stop_ids, minimum_lens, keys, ids, value_out, token_out, V,
+            query, part, row, warm, position, STOPS, BLOCK, PLAIN,
+        )  # fmt: skip
+
+
+@triton.jit
+def _best_part(
+    logits, seeds, stop_ids, minimum_lens, keys, ids, value_out, token_out, V,
+    query, part, row, warm, position,
+    STOPS: tl.constexpr, BLOCK: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
     early = position + 1 < tl.load(minimum_lens + row)
     lane = part * BLOCK + tl.arange(0, BLOCK)
     live = lane < V
     score = _scores(logits + query * V, lane, live, stop_ids, row, early, warm, STOPS)
     broken = tl.max((live & (score != score)).to(tl.int32), 0) > 0
     if warm > 0:
-        threshold = tl.load(keys + query).to(tl.uint32, bitcast=True)
-        key = ordered_key(score)
-        kept = (key > threshold) | ((key == threshold) & (lane <= tl.load(ids + query)))
-        score = tl.where(kept, score, float("-inf"))
+        if PLAIN == 0:
+            threshold = tl.load(keys + query).to(tl.uint32, bitcast=True)
+            key = ordered_key(score)
+            kept = (key > threshold) | ((key == threshold) & (lane <= tl.load(ids + query)))
+            score = tl.where(kept, score, float("-inf"))
         score += _gumbel(tl.load(seeds + row), position, lane)
     best = tl.max(score, 0)
     token = tl.min(tl.where(live & (score == best), lane, V), 0)
@@ -231,23 +258,48 @@ def choose(
             logits, positions, rows, temperature, top_k, top_p, min_p, seeds, stop_ids, minimum_lens
         )
     logits, positions = logits.contiguous(), positions.contiguous()
+    own = (temperature, top_k, top_p, min_p, seeds, stop_ids, minimum_lens)
+    if not logits.numel():
+        return torch.empty(logits.shape[:2], dtype=torch.int32, device=logits.device)
+    if serves(logits):
+        values, tokens = best_of_blocks(None, logits, positions, rows, *own)
+        return choose_by_cluster(logits, positions, rows, *own, values, tokens)
+    return choose_by_blocks(logits, positions, rows, *own)
+
+
+def choose_by_blocks(logits: Tensor, positions: Tensor, rows: Tensor, *own: Tensor) -> Tensor:
+    """`choose` in three launches of Triton's, of contiguous logits and positions, not empty."""
+    temperature, top_k, top_p, min_p, _, stop_ids, minimum_lens = own
     (batch, choices, vocabulary), stops = logits.shape, stop_ids.shape[1]
-    queries, parts = batch * choices, triton.cdiv(vocabulary, BLOCK)
-    out = torch.empty((batch, choices), dtype=torch.int32, device=logits.device)
-    keys, ids = torch.empty((2, queries), dtype=torch.int32, device=logits.device)
-    values = logits.new_empty((queries, parts))
-    tokens = torch.empty((queries, parts), dtype=torch.int32, device=logits.device)
-    if not queries:
-        return out
-    _filter[(queries,)](
+    kept = torch.empty((2, batch * choices), dtype=torch.int32, device=logits.device)
+    _filter[(batch * choices,)](
         logits, positions, rows, temperature, top_k, top_p, min_p, stop_ids, minimum_lens,
-        keys, ids, choices, vocabulary, STOPS=stops, BLOCK=2 * BLOCK, num_warps=16,
+        *kept, choices, vocabulary, STOPS=stops, BLOCK=2 * BLOCK, num_warps=16,
     )  # fmt: skip
-    _best_of_block[(queries, parts)](
-        logits, positions, rows, temperature, seeds, stop_ids, minimum_lens, keys, ids,
-        values, tokens, choices, vocabulary, STOPS=stops, BLOCK=BLOCK, num_warps=4,
-    )  # fmt: skip
-    _best_of_all[(queries,)](
+    values, tokens = best_of_blocks(kept, logits, positions, rows, *own)
+    out = torch.empty((batch, choices), dtype=torch.int32, device=logits.device)
+    parts = values.shape[1]
+    _best_of_all[(batch * choices,)](
         values, tokens, out, parts, BLOCK=triton.next_power_of_2(parts), num_warps=1
     )
     return out
+
+
+def best_of_blocks(
+    kept: Tensor | None, logits: Tensor, positions: Tensor, rows: Tensor, *own: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(values float32, tokens int32 [queries, parts]): the best of each block of the vocabulary.
+
+    kept int32 [2, queries]: what `_filter` keeps; None: what would filter is left undefined.
+    """
+    (batch, choices, vocabulary), stops = logits.shape, own[5].shape[1]
+    queries, parts = batch * choices, triton.cdiv(vocabulary, BLOCK)
+    values = logits.new_empty((queries, parts))
+    tokens = torch.empty((queries, parts), dtype=torch.int32, device=logits.device)
+    keys, ids = (tokens, tokens) if kept is None else kept
+    _best_of_block[(queries, parts)](
+        logits, positions, rows, *own, keys, ids, values, tokens, choices, vocabulary,
+        STOPS=stops, BLOCK=BLOCK, PLAIN=kept is None, CHAINED=CHAINED, num_warps=4,
+        launch_pdl=CHAINED,
+    )  # fmt: skip
+    return values, tokens

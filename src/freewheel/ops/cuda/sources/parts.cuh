@@ -19,6 +19,7 @@ __device__ inline int lanes_behind(int value, int by) { return __shfl_down_sync(
 __device__ inline int lanes_before(int value, int by) { return __shfl_up_sync(~0u, value, by); }
 __device__ inline int first_one(unsigned bits) { return __ffs(bits) - 1; }
 __device__ inline void count_one(int* counter) { atomicAdd(counter, 1); }
+__device__ inline void add_to(int* sum, int more) { atomicAdd(sum, more); }
 __device__ inline int next_of(int* counter) { return atomicAdd(counter, 1); }
 // What was there; where that is `expected`, `value` is put there.
 __device__ inline int swap_if(int* at, int expected, int value) {
