@@ -62,10 +62,12 @@ def first_picks(folder: Path, dtype: torch.dtype, tokens: list[int]) -> list[set
     layer = loaded.model.layers[0]
     x = layer.attention_norm(loaded.model.embedding(view.tokens))
     attention, latent = layer.attention, latents_of(paged.cache, "latent", 0)
-    key, gates, query, _ = attention.project(x, latent, view)
+    key, gates, query, heads = attention.project(x, latent, view)
     assert attention.indexer is not None
-    slots = attention.indexer.select(gates, key, query, view, paged.cache)[ROW - 1]
-    return [{slot for slot in row if slot >= 0} for row in slots.tolist()]
+    heads = heads.unflatten(-1, (attention.spec.heads, -1))
+    own = (heads, attention.key_up, attention.spec.interleaved)
+    slots, _ = attention.indexer.select(gates, key, query, view, paged.cache, own)
+    return [{slot for slot in row if slot >= 0} for row in slots[ROW - 1].tolist()]
 
 
 def test_picks_agree_wholly_in_float32_and_to_99_percent_in_bfloat16(tmp_path) -> None:

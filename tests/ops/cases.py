@@ -181,7 +181,12 @@ def _latents(name: str, of: Sizes) -> tuple[Any, ...]:
         return cache, one, norm, three, norm[:16], 1e-6, *place
     gates = of.draw(6, *of.lead, 3, dtype=of.wide)
     query, key = two.unflatten(-1, (3, 24)), three
-    return cache, query, gates, 0.3, key, norm[:24], bias, 1e-6, *place
+    placed = (cache, query, gates, 0.3, key, norm[:24], bias, 1e-6, *place)
+    if name == "index_queries":
+        return placed
+    own = of.draw(7, *of.lead, 70)[..., 5:65].unflatten(-1, (3, 20))
+    own = own if of.batch else own.new_empty(own.shape)
+    return *placed, own, of.draw(8, 3, 12, 16), not interleaved
 
 
 def _dense(name: str, of: Sizes) -> tuple[Any, ...]:
@@ -204,7 +209,10 @@ def _dense(name: str, of: Sizes) -> tuple[Any, ...]:
 CASES: dict[str, Callable[[str, Sizes], tuple[Any, ...]]] = {
     **dict.fromkeys(("index_logits", "topk_slots", "sparse_mla"), _attention),
     **dict.fromkeys(("store_latent", "store_index_key"), _store),
-    **dict.fromkeys(("norm_latents", "index_queries", "absorb_query", "expand_values"), _latents),
+    **dict.fromkeys(
+        ("norm_latents", "index_queries", "absorb_query", "place_queries", "expand_values"),
+        _latents,
+    ),
     **dict.fromkeys(
         ("rms_norm", "add_rms_norm", "layer_norm", "rope", "route", "silu_mul", "grouped_experts"),
         _dense,

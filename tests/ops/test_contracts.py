@@ -26,6 +26,7 @@ WRITTEN = {
     "store_index_key": -1,
     "norm_latents": -1,
     "index_queries": -1,
+    "place_queries": 11,
     "store_key": -1,
     "store_raw": -1,
     "compress": 7,

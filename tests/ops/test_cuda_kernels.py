@@ -35,7 +35,7 @@ from tests.ops.kernel_device import DEVICE, HAS_GPU, needs_kernels
 
 pytestmark = needs_kernels
 
-STORES = ("store_latent", "store_index_key", "norm_latents", "index_queries")
+STORES = ("store_latent", "store_index_key", "norm_latents", "index_queries", "place_queries")
 EXACT = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
 """Of the largest expected value, or of 1 if that is larger."""
 
@@ -75,6 +75,7 @@ MATRIX_OPS = (
     "sparse_mla",
     "grouped_experts",
     "absorb_query",
+    "place_queries",
     "expand_values",
 )
 

@@ -38,16 +38,24 @@ class Indexer:
     scan: Share  # of the pages of keys
 
     def select(
-        self, gates: Tensor, key: Tensor, query: Tensor, view: StepView, cache: CachePool
-    ) -> Tensor:
+        self,
+        gates: Tensor,
+        key: Tensor,
+        query: Tensor,
+        view: StepView,
+        cache: CachePool,
+        own: tuple[Tensor, Tensor, bool],
+    ) -> tuple[Tensor, Tensor]:
         """Store the index keys, then pick: slots int32 [B, W, topk], -1 padded.
 
         All as projected: gates float [B, W, Hi] and key [B, W, Di] from the attention's input,
-        query [B, W, Hi * Di] by `wq_b` from its normed query latent.
+        query [B, W, Hi * Di] by `wq_b` from its normed query latent. Also what the attention asks
+        by, [B, W, heads, C + Dr]: `ops.absorb_query` of `own`, its queries, their weight, and
+        whether pairs that are turned are neighbours.
         """
         spec = self.spec
         keys = index_keys_of(cache, INDEX_KEY, self.layer)
-        query, gates = keys.place(
+        placed = (
             query.unflatten(-1, (spec.heads, spec.dim)),
             gates,
             (spec.heads * spec.dim) ** -0.5,
@@ -59,11 +67,12 @@ class Indexer:
             self.rope_table,
             spec.interleaved,
             view.write_slots[HISTORY],
-        )  # [B, W, Hi, Di], float [B, W, Hi]
+        )
+        query, gates, absorbed = keys.place_all(placed, own)  # [B, W, Hi, Di], float [B, W, Hi]
         table = view.page_tables[HISTORY]
         slots = pick(query, gates, keys, table, view.rows, view.kv_lens, spec.topk, self.scan)
         view.note(slots, view.kv_lens, table, keys.page_rows)
-        return slots
+        return slots, absorbed
 
 
 def pick(

@@ -55,13 +55,15 @@ class SparseMla:
         """
         spec, latent = self.spec, latents_of(cache, LATENT, self.layer)
         index_key, gates, index_query, query = self.project(x, latent, view)
-        if self.indexer is not None:
-            slots = self.indexer.select(gates, index_key, index_query, view, cache)
-        assert slots is not None, "a layer without an indexer stands above one that has"
         query = query.unflatten(-1, (spec.heads, spec.query_dim))
-        query = ops.absorb_query(
-            query, self.key_up, view.positions, self.rope_table, spec.interleaved
-        )  # [B, W, heads, kv_lora + rope]
+        if self.indexer is not None:
+            own = (query, self.key_up, spec.interleaved)
+            slots, query = self.indexer.select(gates, index_key, index_query, view, cache, own)
+        else:
+            query = ops.absorb_query(
+                query, self.key_up, view.positions, self.rope_table, spec.interleaved
+            )  # [B, W, heads, kv_lora + rope]
+        assert slots is not None, "a layer without an indexer stands above one that has"
         place = (view.page_tables[HISTORY], view.rows)
         mixed = latent.attend(query, slots, spec.scale, spec.kv_lora_rank, *place)
         return ops.expand_values(mixed, self.value_up), slots

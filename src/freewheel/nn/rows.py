@@ -16,6 +16,9 @@ from freewheel import ops
 from freewheel.spec.rows import Fp8IndexRow, Fp8KeyRow, Fp8LatentRow
 from freewheel.state import CachePool
 
+Placed = tuple[Tensor, Tensor, Tensor]
+"""The indexer's queries and gates, and the attention's queries."""
+
 
 class Latents(Protocol):
     """Latents of latent attention. Arguments behind the cache are those of the ops named."""
@@ -47,6 +50,13 @@ class IndexKeys(Protocol):
 
     def place(self, *args: Any) -> tuple[Tensor, Tensor]:
         """`ops.index_queries`."""
+        ...
+
+    def place_all(self, placed: tuple[Any, ...], absorbed: tuple[Any, ...]) -> Placed:
+        """`place` of the arguments `placed`, and `ops.absorb_query` of the others.
+
+        `absorbed`: (query, key_up, interleaved), at the positions and by the table of `placed`.
+        """
         ...
 
     def store_entries(self, *args: Any) -> None:
@@ -134,6 +144,10 @@ class PlainIndexKeys:
     def place(self, *args: Any) -> tuple[Tensor, Tensor]:
         return ops.index_queries(self.tensor, *args)
 
+    def place_all(self, placed: tuple[Any, ...], absorbed: tuple[Any, ...]) -> Placed:
+        queries, gates, own = ops.place_queries(self.tensor, *placed, *absorbed)
+        return queries, gates, own
+
     def store_entries(self, *args: Any) -> None:
         ops.store_entries(self.tensor, *args)
 
@@ -153,6 +167,11 @@ class Fp8IndexKeys:
 
     def place(self, *args: Any) -> tuple[Tensor, Tensor]:
         return ops.fp8_index_queries(self.tensor, *args)
+
+    def place_all(self, placed: tuple[Any, ...], absorbed: tuple[Any, ...]) -> Placed:
+        (query, key_up, interleaved), (positions, table) = absorbed, placed[7:9]
+        own = ops.absorb_query(query, key_up, positions, table, interleaved)
+        return *self.place(*placed), own
 
     def store_entries(self, *args: Any) -> None:
         ops.fp8_store_index_entries(self.tensor, *args)

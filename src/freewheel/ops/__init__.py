@@ -72,7 +72,13 @@ from freewheel.ops.dense import (
 from freewheel.ops.dispatch import combine_tokens, dispatch_tokens
 from freewheel.ops.guiding import HELD, apply_masks, guide
 from freewheel.ops.hyper import hyper_close, hyper_collapse, hyper_open
-from freewheel.ops.latents import absorb_query, expand_values, index_queries, norm_latents
+from freewheel.ops.latents import (
+    absorb_query,
+    expand_values,
+    index_queries,
+    norm_latents,
+    place_queries,
+)
 from freewheel.ops.linear import wide_linear
 from freewheel.ops.openings import block_open_latents, open_latents_apart
 from freewheel.ops.packed import (
@@ -189,6 +195,7 @@ __all__ = [
     "parts_for",
     "place_heads",
     "place_inputs",
+    "place_queries",
     "plan_closings",
     "project_raw",
     "quantise_blocks",

@@ -7,6 +7,8 @@ Sums are wide and rounded once, as in `ops.dense`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -110,6 +112,44 @@ def absorb_query(
     absorbed = torch.einsum("bwhn,hnc->bwhc", source[..., :nope], wide(key_up))
     turned = rotate(source[..., nope:], angles_of_heads(rope_table, positions), interleaved)
     return torch.cat((absorbed, turned), dim=-1).to(query.dtype)
+
+
+def _fake_place_queries(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    queries, gates = _fake_index_queries(*args[:12])
+    return queries, gates, _fake_absorb_query(*args[12:])
+
+
+@op(
+    "place_queries(Tensor(a!) cache, Tensor query, Tensor gates, float gate_scale, Tensor key, "
+    "Tensor norm_weight, Tensor norm_bias, float eps, Tensor positions, Tensor rope_table, "
+    "bool interleaved, Tensor slots, Tensor own, Tensor key_up, bool own_interleaved) "
+    "-> (Tensor, Tensor, Tensor)",
+    fake=_fake_place_queries,
+)
+def place_queries(
+    cache: Tensor,  # [n_pages, page_size, Di]
+    query: Tensor,  # [B, W, Hi, Di]  output of the indexer's wq_b
+    gates: Tensor,  # float [B, W, Hi]  output of weights_proj
+    gate_scale: float,
+    key: Tensor,  # [B, W, Di]  output of the indexer's wk
+    norm_weight: Tensor,  # [Di]
+    norm_bias: Tensor,  # [Di]
+    eps: float,
+    positions: Tensor,  # int32 [B, W]  each below T
+    rope_table: Tensor,  # float32 [T, Dr]  (cos | sin)
+    interleaved: bool,
+    slots: Tensor,  # int64 [B, W]
+    own: Tensor,  # [B, W, H, N + Dr]  output of q_b_proj
+    key_up: Tensor,  # [H, N, C]
+    own_interleaved: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # [B, W, Hi, Di], float [B, W, Hi], [B, W, H, C + Dr]
+    """All that is made of one input's queries: `index_queries`, and `absorb_query` of `own`."""
+    queries, gates = SPECIFICATIONS["index_queries"](
+        cache, query, gates, gate_scale, key, norm_weight, norm_bias, eps, positions, rope_table,
+        interleaved, slots,
+    )  # fmt: skip
+    absorb = SPECIFICATIONS["absorb_query"]
+    return queries, gates, absorb(own, key_up, positions, rope_table, own_interleaved)
 
 
 @op(

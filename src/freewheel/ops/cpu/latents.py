@@ -63,6 +63,31 @@ def absorb_query(
     return joined.view(batch, width, heads, rank + angles.shape[-1]).to(query.dtype)
 
 
+@implement("place_queries", "cpu")
+def place_queries(
+    cache: Tensor,
+    query: Tensor,
+    gates: Tensor,
+    gate_scale: float,
+    key: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    positions: Tensor,
+    rope_table: Tensor,
+    interleaved: bool,
+    slots: Tensor,
+    own: Tensor,
+    key_up: Tensor,
+    own_interleaved: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    queries, gates = index_queries(
+        cache, query, gates, gate_scale, key, norm_weight, norm_bias, eps, positions, rope_table,
+        interleaved, slots,
+    )  # fmt: skip
+    return queries, gates, absorb_query(own, key_up, positions, rope_table, own_interleaved)
+
+
 @implement("expand_values", "cpu")
 def expand_values(mixed: Tensor, value_up: Tensor) -> Tensor:
     (batch, width, _, _), (heads, _, dim) = mixed.shape, value_up.shape

@@ -101,15 +101,15 @@ def norm_latents(
 
 
 @triton.jit
-def _index_queries(
+def place_token(
     cache, query, query_out, gates, gates_out, key, weight, bias, positions, table, slots, eps,
-    gate_scale, H, query_stride, gate_stride, key_stride,
+    gate_scale, H, query_stride, gate_stride, key_stride, token, part,
     DIM: tl.constexpr, SPAN: tl.constexpr, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr,
-    BLOCK: tl.constexpr, HALF: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    follow(CHAINED)
-    token = tl.program_id(0).to(tl.int64)
-    position, part = tl.load(positions + token), tl.program_id(1)
+    """Of a token, its index key (part 0), or queries and gates of HEADS heads."""
+    token = token.to(tl.int64)
+    position = tl.load(positions + token)
     lane, pair = tl.arange(0, BLOCK), tl.arange(0, HALF)
     if part == 0:
         index_key_row(
@@ -136,6 +136,21 @@ def _index_queries(
         kind = query_out.dtype.element_ty
         tl.store(target + pair[None, :], low.to(kind), mask=live)
         tl.store(target + SPAN // 2 + pair[None, :], high.to(kind), mask=live)
+
+
+@triton.jit
+def _index_queries(
+    cache, query, query_out, gates, gates_out, key, weight, bias, positions, table, slots, eps,
+    gate_scale, H, query_stride, gate_stride, key_stride,
+    DIM: tl.constexpr, SPAN: tl.constexpr, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    follow(CHAINED)
+    place_token(
+        cache, query, query_out, gates, gates_out, key, weight, bias, positions, table, slots, eps,
+        gate_scale, H, query_stride, gate_stride, key_stride, tl.program_id(0), tl.program_id(1),
+        DIM, SPAN, INTERLEAVED, HEADS, BLOCK, HALF,
+    )  # fmt: skip
 
 
 @implement("index_queries", "cuda")
@@ -177,14 +192,14 @@ def index_queries(
 
 
 @triton.jit
-def _absorb_query(
-    query, key_up, positions, table, out, count, stride,
+def absorb_head(
+    query, key_up, positions, table, out, count, stride, h, part, nth,
     H: tl.constexpr, NOPE: tl.constexpr, SPAN: tl.constexpr, RANK: tl.constexpr,
     INTERLEAVED: tl.constexpr, TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_C: tl.constexpr, HALF: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    h, part = tl.program_id(0), tl.program_id(1)
-    token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
+    """A head's rotated dimensions (part 0), or BLOCK_C others, for the `nth` TOKENS tokens."""
+    token = nth * TOKENS + tl.arange(0, TOKENS)
     real = token < count
     source = query + token.to(tl.int64)[:, None] * stride + h * (NOPE + SPAN)
     target = out + (token.to(tl.int64)[:, None] * H + h) * (RANK + SPAN)
@@ -209,6 +224,20 @@ def _absorb_query(
         x = tl.load(source + n[None, :], mask=real[:, None] & (n < NOPE)[None, :], other=0)
         value = tl.dot(x, up, input_precision="ieee")
         tl.store(target + c[None, :], value.to(kind), mask=real[:, None] & (c < RANK)[None, :])
+
+
+@triton.jit
+def _absorb_query(
+    query, key_up, positions, table, out, count, stride,
+    H: tl.constexpr, NOPE: tl.constexpr, SPAN: tl.constexpr, RANK: tl.constexpr,
+    INTERLEAVED: tl.constexpr, TOKENS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr, HALF: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    absorb_head(
+        query, key_up, positions, table, out, count, stride,
+        tl.program_id(0), tl.program_id(1), tl.program_id(2),
+        H, NOPE, SPAN, RANK, INTERLEAVED, TOKENS, BLOCK_N, BLOCK_C, HALF, CHAINED,
+    )  # fmt: skip
 
 
 @implement("absorb_query", "cuda")
