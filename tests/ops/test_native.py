@@ -138,7 +138,7 @@ def test_a_machine_without_the_compiler_is_told_what_to_install() -> None:
 def test_blocks_of_a_row_follow_scores_and_multiprocessors() -> None:
     plan: Any = importlib.import_module("freewheel.ops.cuda.cluster_selection").plan_of
     assert plan(128, 4096, 132) == (1, 512)
-    assert plan(1, 4096, 132)[0] == 4
+    assert plan(1, 4096, 132)[0] == 2
     assert plan(8, 131072, 132) == (8, 1024)
     assert plan(32, 32768, 132) == (4, 512)
     assert plan(4096, 32768, 132) == (1, 1024)

@@ -18,7 +18,7 @@ FIXED = 50_368
 
 FEW_ROWS = 16
 
-SCORES, SCORES_OF_FEW_ROWS, MOST_SCORES = 4096, 1024, 32_768
+SCORES, SCORES_OF_FEW_ROWS, MOST_SCORES = 4096, 2048, 32_768
 """Scores of a block: for fewer it would only wait; with more than the last, others should help."""
 
 BLOCKS = 8

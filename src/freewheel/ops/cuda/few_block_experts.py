@@ -39,8 +39,11 @@ class Tile(NamedTuple):
     stages: int
 
 
-GATE_UP = Tile(32, 4, 3)
-"""Outputs are rows of gates and ups together."""
+GATE_UP, TALL_GATE_UP = Tile(32, 4, 3), Tile(64, 4, 3)
+"""Outputs are rows of gates and ups together; tall where that leaves two programs a processor."""
+
+ENOUGH = 264
+"""That is so many on an H200."""
 
 OUTPUTS, ROUNDS, STAGES = 32, 8, 4
 """Of one warp of the down projection: at a time, how often, and how many times ahead."""
@@ -207,6 +210,12 @@ def shared_parts(inner: int, shared_inner: int | None) -> int | None:
     return None if rest or (parts > 1 and inner % STEP) else parts
 
 
+def gate_up_tile(width: int, experts: int) -> Tile:
+    """For at most so many experts, shared ones included, of such a width."""
+    tall = triton.cdiv(width, TALL_GATE_UP.outputs // 2) * experts >= ENOUGH
+    return TALL_GATE_UP if tall else GATE_UP
+
+
 def takes(tokens: int, inner: int, shared_inner: int | None) -> bool:
     """Whether `few_block_experts` computes so many tokens with experts of such widths."""
     few = 0 < tokens <= MOST_TOKENS and triton.cdiv(inner, STEP) <= MOST_BLOCKS
@@ -233,11 +242,12 @@ def few_block_experts(
         "CHOICES": triton.next_power_of_2(top_k), "STEP": STEP, "ASM": fast,
         "PAIRS": triton.next_power_of_2(pairs), "CHAINED": CHAINED, "launch_pdl": CHAINED,
     }  # fmt: skip
-    _few_gate_up[(triton.cdiv(width, GATE_UP.outputs // 2), pairs + extra)](
+    up = gate_up_tile(width, pairs + extra)
+    _few_gate_up[(triton.cdiv(width, up.outputs // 2), pairs + extra)](
         x, own.gate_up, own.gate_up_scale, behind.gate_up, behind.gate_up_scale, ids, weights,
         inner, 0.0 if limit is None else limit, tokens, pairs, **sizes,
-        OUTPUTS=GATE_UP.outputs, SLICES=GATE_UP.slices, STAGES=GATE_UP.stages,
-        CLAMP=limit is not None, num_warps=GATE_UP.slices,
+        OUTPUTS=up.outputs, SLICES=up.slices, STAGES=up.stages,
+        CLAMP=limit is not None, num_warps=up.slices,
     )  # fmt: skip
     _few_down[(triton.cdiv(hidden, OUTPUTS * ROUNDS), pairs + extra)](
         inner, own.down, own.down_scale, behind.down, behind.down_scale, ids, parts,

@@ -22,6 +22,9 @@ from freewheel.ops.cuda.chain import CHAINED, follow
 FIXED = 128
 """Lanes of a run whose length must not depend on the number of queries."""
 
+ENOUGH = 264
+"""Programs that keep an H200 busy: two a multiprocessor."""
+
 SCRATCH = 1 << 24
 """Floats of unjoined runs held at once; wider rectangles go through in pieces of whole queries."""
 
@@ -132,9 +135,15 @@ def unjoined(out: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:
     return mixed, high, total
 
 
+def piece_of(value: int, rows: int) -> int:
+    """Values of a program that joins runs: few where rows are few, so that many load at once."""
+    most = 256 if rows * triton.cdiv(value, 256) >= ENOUGH else 64
+    return min(most, max(16, triton.next_power_of_2(value)))
+
+
 def join(mixed: Tensor, high: Tensor, total: Tensor, out: Tensor) -> None:
     count, parts, heads, value = mixed.shape
-    piece = min(256, max(16, triton.next_power_of_2(value)))
+    piece = piece_of(value, count * heads)
     _join_parts[(count, heads, triton.cdiv(value, piece))](
         mixed, high, total, out, parts, heads,
         VALUE=value, PARTS=triton.next_power_of_2(parts), BLOCK=piece, CHAINED=CHAINED,
