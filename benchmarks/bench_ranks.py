@@ -135,9 +135,10 @@ def _in_a_process(
         told, errors = own.communicate(timeout=options.seconds)
     except subprocess.TimeoutExpired:
         os.killpg(own.pid, signal.SIGABRT)  # all of its processes say where they are
-        errors = own.communicate()[1]
+        told, errors = own.communicate()
         print(f"{model} {layout}\n{errors[-6000:]}", file=sys.stderr, flush=True)
-        return {"failed": f"not done after {options.seconds} seconds"}
+        found = json.loads(told.splitlines()[-1]) if told else {}
+        return found | {"failed": f"not done after {options.seconds} seconds"}
     if own.returncode:
         print(f"{model} {layout}\n{errors[-3000:]}", file=sys.stderr, flush=True)
         return {"failed": errors.strip().splitlines()[-1:]}
