@@ -195,3 +195,38 @@ def test_told_to_keep_one_order_a_token_s_sums_are_the_same_in_any_company() -> 
         )
         assert torch.equal(experts(few[0], *own, *few[1:], None, fixed=True), mixed[:, :count])
         assert torch.equal(linear(few[0], *flat, fixed=True), lines[:, :count])
+
+
+ASKED = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 0, 0.95, 0.0), (1.0, 50, 1.0, 0.0)]
+ASKED += [(0.8, 50, 0.95, 0.02), (0.7, 0, 1.0, 0.05), (2.0, 5000, 0.5, 0.0)]
+"""Temperature, top-k, top-p, min-p; a row each."""
+
+
+@pytest.mark.parametrize("kind", ["random", "ties", "equal", "special"])
+@pytest.mark.parametrize("vocabulary", [300, 5001, 16_384, 129_280])
+def test_tokens_are_chosen_as_the_specification_says(vocabulary: int, kind: str) -> None:
+    """Rows that filter beside others that do not, and the same at a second time."""
+    torch.manual_seed(vocabulary)
+    count = len(ASKED)
+    logits = 2 * torch.randn(count, 3, vocabulary)
+    if kind == "ties":
+        logits = logits.bfloat16().float()
+    if kind == "equal":
+        logits = torch.zeros_like(logits)
+    if kind == "special":
+        logits[:, 0, vocabulary // 2] = math.nan
+        logits[:, 1] = -math.inf
+        logits[:, 2, : vocabulary - 5] = -math.inf
+    columns = [torch.tensor(column) for column in zip(*ASKED, strict=True)]
+    columns[1] = columns[1].int()
+    stops = torch.full((count, 8), -1, dtype=torch.int32)
+    stops[:, 2] = vocabulary - 1
+    minimum = torch.full((count,), 9, dtype=torch.int32)  # of the first three rows alone
+    positions = torch.arange(3 * count, dtype=torch.int32).view(count, 3)
+    rows = torch.arange(count, dtype=torch.int32)
+    seeds = 77 * torch.arange(count) - 5
+    given = (logits, positions, rows, *columns, seeds, stops, minimum)
+    args = [one.cuda() for one in given]
+    found = [IMPLEMENTATIONS["choose", "cuda"](*args) for _ in range(2)]
+    assert torch.equal(*found)
+    assert torch.equal(found[0], SPECIFICATIONS["choose"](*args))
