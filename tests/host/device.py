@@ -17,6 +17,7 @@ from freewheel.spec import (
     CacheGroup,
     Feed,
     FinishReason,
+    PageCopy,
     RowResult,
     StepPlan,
     StepResult,
@@ -128,7 +129,17 @@ class Device:
         behind = {o: v for (g, p, o), v in self.successors.items() if (g, p) == (group, page)}
         return cells, behind
 
+    def take_over(self, copy: PageCopy) -> None:
+        """Only whole pages are copied; nothing that the target held is left."""
+        cells, behind = self.page(copy.group, copy.source)
+        assert len(cells) == len(behind) == self.groups[copy.group].page_size, "not a whole page"
+        for offset, value in cells.items():
+            self.cells[copy.group, copy.target, offset] = value
+            self.successors[copy.group, copy.target, offset] = behind[offset]
+
     def execute(self, plan: StepPlan) -> StepResult:
+        for copy in plan.copies:
+            self.take_over(copy)
         for row, admission, feed in zip(plan.rows, plan.admissions, plan.feeds, strict=True):
             if admission is not None:
                 self.rows[row] = Row(

@@ -214,6 +214,8 @@ class Engine:
         assert reservations.rows.owned == len(running)
         for group, pool in enumerate(reservations.pools):
             held = [page for request in running for page in request.pages[group]]
+            copies = [copy for r in running if r.tenancy is not None for copy in r.tenancy.copies]
+            held += [copy.source for copy in copies if copy.group == group]
             assert len({*held, *pool._lent}) == pool.owned
             written = [page for request in running for page in self.own_pages(request, group)]
             assert len(written) == len(set(written)), "two rows write one page"

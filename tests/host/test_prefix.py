@@ -51,7 +51,56 @@ def test_an_answer_is_found_again_by_the_next_turn() -> None:
 def test_at_least_one_token_of_a_prompt_found_whole_is_computed(length: int) -> None:
     engine = Engine(Setup())
     run(engine, "a", TOKENS[:40])
-    assert run(engine, "b", TOKENS[:length]).stats.cached_tokens == (length - 1) // 4 * 4
+    found = length - 1 if length % 4 == 0 else (length - 1) // 4 * 4
+    assert run(engine, "b", TOKENS[:length]).stats.cached_tokens == found
+
+
+def test_a_prompt_that_ends_with_a_page_of_a_running_request_takes_a_copy_of_it() -> None:
+    """The device checks that each still reads its own, drafter's rows included."""
+    engine = Engine(Setup(run_ahead=2))
+    first = engine.setup.request("a", TOKENS[:20], max_tokens=20)
+    engine.add(first)
+    while len(first.output) < 6:
+        engine.step()
+    others = [engine.setup.request(name, TOKENS[:16], max_tokens=9) for name in "bc"]
+    for other in others:
+        engine.add(other)
+    engine.drain()
+    for request in (first, *others):
+        assert request.output == solo(request)[0]
+    assert [one.stats.cached_tokens for one in others] == [15, 15]
+    engine.check()
+    assert all(pool.owned == 0 for pool in engine.pools)
+
+
+def test_where_there_is_no_page_for_the_copy_the_block_is_computed() -> None:
+    setup = Setup()
+    engine = Engine(setup)
+    run(engine, "a", TOKENS[:12])
+    request = setup.request("b", TOKENS[:12], max_tokens=1)
+    engine.add(request)
+    taken = [pool.allocate(pool.free) for pool in engine.pools]
+    tenancy = engine.scheduler.roster.reservations.admit(request)
+    assert (tenancy.start, tenancy.copies) == (8, ())
+    engine.scheduler.roster.reservations.release(tenancy)
+    for pool, pages in zip(engine.pools, taken, strict=True):
+        pool.release(pages, -1)
+    engine.drain()
+    assert (request.output, request.stats.cached_tokens) == (solo(request)[0], 11)
+
+
+def test_an_abort_before_the_copy_was_made_gives_both_pages_back() -> None:
+    setup = Setup()
+    engine = Engine(setup)
+    run(engine, "a", TOKENS[:16])
+    request = setup.request("b", TOKENS[:12], max_tokens=3)
+    reserved = engine.scheduler.roster.reservations
+    tenancy = reserved.admit(request)
+    assert len(tenancy.copies) == len(engine.pools) and tenancy.start == 11
+    owned = [pool.owned for pool in engine.pools]
+    reserved.release(tenancy)
+    assert [pool.owned for pool in engine.pools] == [0 for _ in owned] and all(owned)
+    reserved.check()
 
 
 def test_a_page_is_not_found_if_the_token_behind_it_differs() -> None:

@@ -93,7 +93,7 @@ def test_prompts_that_left_host_memory_come_back_from_files_and_after_a_restart(
 def test_what_a_file_brought_counts_as_the_disk_s_once_and_as_host_memory_s_after(
     folders: dict[str, Path], family: str, tmp_path: Path
 ) -> None:
-    place, prompts = tmp_path / "blocks", turns(3, 2)
+    place, prompts = tmp_path / "blocks", [[*turn, 7] for turn in turns(3, 2)]
     llm = small(folders[family], place)
     ask(llm, prompts)
     settle(llm)

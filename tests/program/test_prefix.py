@@ -11,7 +11,7 @@ import pytest
 
 from freewheel import SamplingParams
 from freewheel.errors import ConfigError, RequestError
-from tests.program.whitebox import PoisonedEngine, engine, prompts
+from tests.program.whitebox import PoisonedEngine, engine, prompts, watch_requests
 
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.9, seed=11, max_tokens=16, ignore_eos=True)
@@ -38,6 +38,55 @@ def test_a_kept_prompt_changes_neither_tokens_nor_accepted_drafts(
         assert kept.metrics.cached_tokens == whole // block * block
         whole = len(turn) + len(kept.token_ids) - 1  # computed, with the token behind it known
         turn = [*turn, *kept.token_ids, *extra]
+
+
+@pytest.mark.parametrize("family", ["t32", "tg"])
+@pytest.mark.parametrize("options", [{}, {"speculate": 2, "run_ahead": 0}], ids=str)
+def test_a_prompt_that_ends_with_a_block_computes_one_token_and_leaves_others_theirs(
+    folders: dict[str, Path], family: str, options: dict[str, Any]
+) -> None:
+    """The drafter's row at its end has read another token than the one that stands there."""
+    given: dict[str, Any] = {"context_len": 96, "canary": "all"} | options
+    warm = engine(folders[family], **given)
+    cold = engine(folders[family], prefix_cache=False, max_batch=1, prefill_batch=1, **given)
+    prompt = random.Random(6).choices(range(256), k=40)
+    (longer,) = warm.generate([prompt], GREEDY)
+    ends = [prompt, prompt[:32], prompt[:16]]
+    for params in (GREEDY, SEEDED):
+        for kept, end in zip(warm.generate(ends, params), ends, strict=True):
+            (anew,) = cold.generate([end], params)
+            assert kept.token_ids == anew.token_ids
+            assert kept.metrics.accepted == anew.metrics.accepted
+            assert kept.metrics.cached_tokens == len(end) - 1
+    (again,) = warm.generate([[*prompt, *longer.token_ids]], GREEDY)
+    (anew,) = cold.generate([[*prompt, *longer.token_ids]], GREEDY)
+    assert again.token_ids == anew.token_ids
+    assert again.metrics.accepted == anew.metrics.accepted
+    assert not warm.alarm.counts
+
+
+def test_a_damaged_page_is_found_in_its_copy_and_neither_is_used_again(
+    folders: dict[str, Path],
+) -> None:
+    llm = engine(folders["t32"], context_len=96, canary="all")
+    prompt = random.Random(6).choices(range(256), k=40)
+    (first,) = llm.generate([prompt], GREEDY)
+    prefix = llm._session.scheduler.copies[0].roster.reservations.prefix
+    pools = llm._session.scheduler.copies[0].roster.reservations.pools
+    assert prefix is not None
+    request = watch_requests(llm)
+    source = next(b for b in prefix._blocks.values() if _depth(b) == 10)
+    llm.executor.cache.stored("history")[0][:, source.pages[0][0], 1] += 1
+    (again,) = llm.generate([prompt], GREEDY)
+    assert again.token_ids == first.token_ids
+    assert request[0].stats.violations == 1 and pools[0].condemned == 2
+
+
+def _depth(block: Any) -> int:
+    depth = 1
+    while block.parent is not None:
+        block, depth = block.parent, depth + 1
+    return depth
 
 
 @pytest.mark.parametrize("family", ["t32", "t4"])
@@ -78,7 +127,7 @@ def test_a_salt_keeps_tenants_apart(folders: dict[str, Path]) -> None:
     llm.generate([prompt], GREEDY, cache_salt="one")
     (other,) = llm.generate([prompt], GREEDY, cache_salt="other")
     (same,) = llm.generate([prompt], GREEDY, cache_salt="one")
-    assert (other.metrics.cached_tokens, same.metrics.cached_tokens) == (0, 36)
+    assert (other.metrics.cached_tokens, same.metrics.cached_tokens) == (0, 39)
     with pytest.raises(RequestError, match="cache_salt"):
         llm.generate([prompt], GREEDY, cache_salt=3)  # type: ignore[arg-type]
 

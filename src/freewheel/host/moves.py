@@ -321,8 +321,8 @@ class Moves:
         """The device holds these blocks from now on, up to the first that is damaged."""
         parent, size = load.base, self._prefix.block_size
         good = next((i for i in range(len(load.links)) if i in damaged), len(load.links))
-        for kept, pages in list(zip(load.links, load.pages, strict=False))[:good]:
-            parent = self._prefix.adopt(kept.key, parent, pages)
+        for at, pages in enumerate(load.pages[:good], load.known):
+            parent = self._prefix.adopt(load.request, at, parent, pages)
             self._fresh.pop(parent, None)  # host memory has it
         self.counts.fetched += min(good, len(load.pages))
         whole = good == len(load.links) and parent is not None and parent.latest is None

@@ -35,6 +35,7 @@ class Block:
     that keeps the latest tokens, the pages that a row needs which starts at the block's end; None
     if they are not kept, and then the block only leads to others. Both are empty where the group
     is of the other sort. `doubted`: the last one to end that had found it here went wrong.
+    `ending`: by what requests know it that end with it, not knowing the token behind it.
     """
 
     key: bytes
@@ -43,6 +44,7 @@ class Block:
     latest: tuple[tuple[int, ...], ...] | None = None
     children: set[Block] = field(default_factory=set["Block"])
     doubted: bool = False
+    ending: bytes = b""
 
 
 class Watcher(Protocol):
@@ -81,6 +83,9 @@ class PrefixCache:
         self._blocks: dict[bytes, Block] = {}
         self._leaves: OrderedDict[Block, None] = OrderedDict()
         self._resumable: OrderedDict[Block, None] = OrderedDict()
+        # Where some groups keep the latest tokens alone, nobody can start a token before the end.
+        self._endings: dict[bytes, dict[Block, None]] = {}
+        self._splits = all(group.retention is None for group in self._groups)
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -100,6 +105,28 @@ class PrefixCache:
         while found and found[-1].latest is None:
             found.pop()
         return tuple(found)
+
+    def ending(self, request: Request, count: int) -> Block | None:
+        """The block behind the first `count` ones that the request's certain tokens end with.
+
+        All of it but the drafter's last row is what the request would have computed.
+        """
+        known = request.known
+        last = request.reusable < known - 1 or (count + 1) * self.block_size != known
+        if last or not self._splits:
+            return None
+        found = self._endings.get(self.ending_key(request, count))
+        return next(reversed(found)) if found else None
+
+    def ending_key(self, request: Request, index: int) -> bytes:
+        """Of the request's block `index`, up to its last token; empty where nobody asks for it."""
+        if not self._splits:
+            return b""
+        before = request.block_keys[index - 1] if index else request.cache_salt.encode()
+        first = index * self.block_size
+        tokens = request.tokens(first + 1 if index else 0, first + self.block_size)
+        data = len(before).to_bytes(4, "little") + before + array("q", tokens).tobytes()
+        return blake2b(data, key=self._secret, digest_size=DIGEST_BYTES, person=b"ending").digest()
 
     def block(self, key: bytes) -> Block | None:
         return self._blocks.get(key)
@@ -138,6 +165,7 @@ class PrefixCache:
             new = block is None
             if block is None:
                 block = self._add(keys[index], parent, tenancy, index)
+                self._end_with(block, self.ending_key(request, index))
             parent = block
             if block.latest is None:
                 new |= self._keep_latest(block, tenancy, index)
@@ -179,10 +207,14 @@ class PrefixCache:
         for block in found:
             block.doubted = True
         keys, gone = self.keys(request)[sound:], list[Block]()
+        tail = self._blocks.get(tenancy.tail)
+        if tail is not None and tail.doubted:
+            keys = [tail.key, *keys]
+        elif tail is not None:
+            tail.doubted = True
         for key in keys:
             if key in self._blocks:
-                gone = self._drop(self._blocks[key], worth=False)
-                break
+                gone += self._drop(self._blocks[key], worth=False)
         if self.watcher is not None:
             self.watcher.forget(keys, gone)
 
@@ -197,11 +229,15 @@ class PrefixCache:
             if self.watcher is not None:
                 self.watcher.forget([block.key], gone)
 
-    def adopt(self, key: bytes, parent: Block | None, pages: tuple[tuple[int, ...], ...]) -> Block:
-        """Keep pages that were copied here, unless the block is here by now; the block."""
+    def adopt(
+        self, request: Request, index: int, parent: Block | None, pages: tuple[tuple[int, ...], ...]
+    ) -> Block:
+        """The request's block `index`, whose pages were copied here unless it came otherwise."""
+        key = request.block_keys[index]
         block = self._blocks.get(key)
         if block is None:
             block = self._insert(key, parent, pages)
+            self._end_with(block, self.ending_key(request, index))
             if not any(group.resume_tokens for group in self._groups):
                 self.adopt_latest(block, tuple(() for _ in pages))
         return block
@@ -216,7 +252,8 @@ class PrefixCache:
 
     def trust(self, request: Request, tenancy: Tenancy) -> None:
         """The tenancy has ended well behind the blocks that it found."""
-        for block in self._found(request, tenancy):
+        tail = self._blocks.get(tenancy.tail)
+        for block in (*self._found(request, tenancy), *(() if tail is None else (tail,))):
             block.doubted = False
 
     def _found(self, request: Request, tenancy: Tenancy) -> list[Block]:
@@ -261,6 +298,11 @@ class PrefixCache:
             self._leaves.pop(parent, None)
         self._leaves[block] = None
         return block
+
+    def _end_with(self, block: Block, ending: bytes) -> None:
+        block.ending = ending
+        if ending:
+            self._endings.setdefault(ending, {})[block] = None
 
     def _columns(self, page_size: int, index: int) -> range:
         each = self.block_size // page_size
@@ -309,6 +351,11 @@ class PrefixCache:
                 if pages:
                     pool.drop(pages)
             del self._blocks[heir.key]
+            if heir.ending:
+                alike = self._endings[heir.ending]
+                del alike[heir]
+                if not alike:
+                    del self._endings[heir.ending]
             self._leaves.pop(heir, None)
         return gone
 

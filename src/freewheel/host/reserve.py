@@ -10,7 +10,7 @@ from freewheel.host.prefix import Block, PrefixCache
 from freewheel.host.request import Request
 from freewheel.host.tenancy import PageSpan, Tenancy
 from freewheel.host.tier import HostTier
-from freewheel.spec import CacheGroup, FinishReason, PageWrite
+from freewheel.spec import CacheGroup, FinishReason, PageCopy, PageWrite
 
 
 class Reservations:
@@ -74,7 +74,7 @@ class Reservations:
             self.prefix.touch(blocks)
             start = len(blocks) * self.prefix.block_size
         spans = tuple(self._shared_span(g, blocks, start) for g in range(len(self.pools)))
-        return Tenancy(
+        tenancy = Tenancy(
             row=self.rows.allocate(1)[0],
             known=request.known,
             limit=request.limit,
@@ -83,6 +83,34 @@ class Reservations:
             lower=start,
             published=len(blocks),
         )
+        self._take_over(request, tenancy)
+        return tenancy
+
+    def _take_over(self, request: Request, tenancy: Tenancy) -> None:
+        """Where the request ends with a kept block: this too, on a page of its own.
+
+        Its last token is computed anew, which writes that page again; others read theirs.
+        """
+        block = None if self.prefix is None else self.prefix.ending(request, tenancy.published)
+        if block is None or self.prefix is None:
+            return
+        self.prefix.touch((block,))
+        for pool, pages in zip(self.pools, block.pages, strict=True):
+            pool.share(pages)
+        for group in range(len(self.pools)):
+            self.prefix.make_room(group, 1)
+        if not all(pool.free for pool in self.pools):
+            for pool, pages in zip(self.pools, block.pages, strict=True):
+                pool.release(pages, tenancy.last_round)
+            return
+        copies: list[PageCopy] = []
+        for group, (pool, span) in enumerate(zip(self.pools, tenancy.spans, strict=True)):
+            *whole, last = block.pages[group]
+            (target,) = pool.allocate(1)
+            span.pages += [*whole, target]
+            copies.append(PageCopy(group, last, target))
+        tenancy.copies, tenancy.tail = tuple(copies), block.key
+        tenancy.start = tenancy.lower = request.known - 1
 
     def _shared_span(self, group: int, blocks: tuple[Block, ...], start: int) -> PageSpan:
         if not blocks:
@@ -159,6 +187,8 @@ class Reservations:
         for group, (pool, span) in enumerate(zip(self.pools, tenancy.spans, strict=True)):
             held = [c for c in columns[group] if span.first <= c < span.end]
             pages = [span.pages[column - span.first] for column in held]
+            if tenancy.start // pool.group.page_size in held:
+                pages += [copy.source for copy in tenancy.copies if copy.group == group]
             count += pool.condemn(pages)
             if pages and self.prefix is not None:
                 self.prefix.condemn(group, pages)
@@ -177,7 +207,8 @@ class Reservations:
         )
 
     def trim(self, tenancy: Tenancy) -> None:
-        """Free the pages that lie wholly behind what later rounds may read."""
+        """A letter came: free the pages that lie wholly behind what later rounds may read."""
+        self._let_go(tenancy)
         if not self.forgets:
             return
         for pool, span in zip(self.pools, tenancy.spans, strict=True):
@@ -193,10 +224,16 @@ class Reservations:
     def release(self, tenancy: Tenancy) -> None:
         """End the tenancy: its row and all its pages go back."""
         tenancy.open = False
+        self._let_go(tenancy)
         self.rows.release((tenancy.row,), tenancy.last_round)
         for pool, span in zip(self.pools, tenancy.spans, strict=True):
             pool.release(span.pages, tenancy.last_round)
             span.pages.clear()
+
+    def _let_go(self, tenancy: Tenancy) -> None:
+        for copy in tenancy.copies:
+            self.pools[copy.group].release((copy.source,), tenancy.last_round)
+        tenancy.copies = ()
 
     def collected(self, round_id: int) -> None:
         """The letter of round `round_id` has been read."""

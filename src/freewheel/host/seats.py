@@ -171,6 +171,7 @@ def step_plan(
         feeds=tuple(seat.feed(shape.width) for seat in seats),
         page_writes=tuple(write for seat in seats for write in seat.writes),
         table=table,
+        copies=tuple(c for s in seats if s.tenancy.last_round < 0 for c in s.tenancy.copies),
         masks=tuple(seat.mask for seat in seats) if shape.guided else (),
     )
 

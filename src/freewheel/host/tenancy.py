@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from freewheel.errors import FreewheelError
+from freewheel.spec import PageCopy
 
 
 @dataclass
@@ -37,7 +38,9 @@ class Tenancy:
     has finished. `last_round`: the last round launched with this row; -1 before the first.
     `drafts`: the depth of that round. `lag`: the most positions that the drafter has not read once
     all rounds launched have run: the latest ones. `lags`: the same behind each round in flight;
-    `told_lag`: as of the last letter.
+    `told_lag`: as of the last letter. `copies`: pages that it begins with as others left them, but
+    for the last token of each; their sources are its own too until its first letter has come.
+    `tail`: the key of the block that those are of.
     """
 
     row: int
@@ -55,6 +58,8 @@ class Tenancy:
     told_lag: int = 0
     published: int = 0
     open: bool = True
+    copies: tuple[PageCopy, ...] = ()
+    tail: bytes = b""
 
     @property
     def upper(self) -> int:

@@ -31,6 +31,7 @@ from freewheel.runtime.deterministic import in_fixed_blocks
 from freewheel.runtime.files import FileStore
 from freewheel.runtime.mailbox import Mailbox, digest_of, outbox_shape
 from freewheel.runtime.mover import Mover
+from freewheel.runtime.page_copies import copies_in, copy_pages
 from freewheel.runtime.parallel import Alone, Peers
 from freewheel.runtime.perturb import Perturber
 from freewheel.runtime.rehearsal import rehearse
@@ -115,7 +116,7 @@ class Executor:
         self.counters = Counters()
         self.sync_log = SyncLog()
         drafter.open(self.arena, sizes.rows)
-        self.canary = self._new_canary(canary, drafter)
+        self.canary = self._new_canary(canary, drafter, mesh.layer.count)
         self.perturber = self._new_perturber(canary, drafter)
         self._round = Round(self.state, self.cache, target, drafter, self.canary)
         self._picked = picked_layers(target.spec)
@@ -164,6 +165,10 @@ class Executor:
     def launch(self, plan: StepPlan) -> None:
         """One round: a letter up, one graph, a letter home. RankError if a rank is gone."""
         self.counters.late_captures += self._ready and plan.shape not in self._lanes
+        if any(one.copies for one in plan.each):
+            copies = copies_in(plan)
+            self._peers.copy(copies)
+            self.copy_pages(copies)
         self._perturb(plan)
         kernels = kernels_loaded()
         launch_round(plan, self._lane(plan.shape), self._mailbox, self._streams, self._watch())
@@ -171,6 +176,11 @@ class Executor:
         self.counters.graph_launches += 1
         self.counters.rounds += 1
         self._agree(plan.shape)
+
+    def copy_pages(self, copies: Tensor) -> None:
+        """What rows of the next round take over from others; see `page_copies`."""
+        with torch.inference_mode(), self._streams.rounds():
+            copy_pages(self.cache, self.canary, copies, self._replica.index)
 
     def relay(self, shape: StepShape, fill: Callable[[Tensor], None]) -> None:
         """A round that rank 0 planned, on a letter that `fill` brings. Nothing goes home."""
@@ -272,10 +282,10 @@ class Executor:
             f"round {self.counters.rounds} of {shape}", digest_of(decided, self._streams)
         )
 
-    def _new_canary(self, wanted: Watch | None, drafter: Drafter) -> Canary | None:
+    def _new_canary(self, wanted: Watch | None, drafter: Drafter, ranks: int) -> Canary | None:
         if wanted is None:
             return None
-        return Canary.build(self.arena, self.state, self.cache, wanted.pages, drafter.unread)
+        return Canary.build(self.arena, self.state, self.cache, wanted.pages, drafter.unread, ranks)
 
     def _new_perturber(self, wanted: Watch | None, drafter: Drafter) -> Perturber | None:
         if wanted is None or not wanted.perturb:

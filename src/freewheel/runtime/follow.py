@@ -9,6 +9,7 @@ from freewheel.config import Launched
 from freewheel.runtime.build import build
 from freewheel.runtime.describe import read_description
 from freewheel.runtime.executor import Executor
+from freewheel.runtime.page_copies import WORDS
 from freewheel.runtime.parallel import Channel, Task, join_launched
 from freewheel.runtime.parallel.group import close_groups, meeting_place, open_groups
 
@@ -31,6 +32,8 @@ def follow(channel: Channel) -> None:
                 executor.capture([order.shape], lambda _: None)
             case Task.ROUND:
                 executor.relay(order.shape, channel.fill)
+            case Task.COPY:
+                executor.copy_pages(channel.numbers(order).view(-1, WORDS))
             case Task.REPLAY:
                 executor.replay_behind(order.shape)
             case Task.MIRROR:

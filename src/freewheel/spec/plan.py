@@ -53,6 +53,15 @@ class PageWrite:
 
 
 @dataclass(frozen=True)
+class PageCopy:
+    """Page `target` of the group is to hold what page `source` holds, before the round begins."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True)
 class TableWrite:
     """int16 `cells`, as bytes, for the device's tables from cell `start` on."""
 
@@ -75,7 +84,9 @@ class StepPlan:
     A feed brings the rectangle's own tokens and the one behind it, which the drafter reads at a
     chunk's last position; a row's first feed also those before the rectangle, whose pages were
     found. See `feed_bound`. Only rounds of shape TABLES bring a `table`; only guided ones bring
-    `masks`, one or None for each row. `others`: what the other copies of the model do in the same
+    `masks`, one or None for each row. `copies`: for
+    rows that begin within a page of others, which they take over but for its last token. `others`:
+    what the other copies of the model do in the same
     round, of the same shape; those that are not named idle.
     """
 
@@ -87,6 +98,7 @@ class StepPlan:
     page_writes: tuple[PageWrite, ...]
     table: TableWrite | None = None
     masks: tuple[MaskWrite | None, ...] = ()
+    copies: tuple[PageCopy, ...] = ()
     others: tuple[StepPlan, ...] = ()
 
     @property

@@ -17,6 +17,7 @@ from torch import Tensor
 from freewheel import ops
 from freewheel.errors import ConfigError
 from freewheel.spec.cache import CacheGroup
+from freewheel.spec.mesh import LAYER_RANKS
 from freewheel.spec.shape import MAX_LAG, StepShape
 from freewheel.spec.violation import COLUMNS_A_WORD, KV, PAGE_TABLE, TOKENS, VerdictLayout
 from freewheel.state.arena import Arena
@@ -31,6 +32,7 @@ class Canary:
 
     `pages`: how many pages of each group and row a decoding round looks at, in turns; None: all. A
     round for prompts looks at all that its rows hold: they may have been found a moment ago.
+    `ranks`: those that share this copy of the model; what one of them finds strikes the row on all.
     `unread`: positions that the drafter leaves for later, whose rows are not all stored.
     """
 
@@ -47,6 +49,7 @@ class Canary:
     computed_lens: Tensor  # int32 [R]  likewise
     turns: Tensor  # int32 [R]  rounds that looked at some pages
     verdicts: Tensor  # int32 [R]  bits of `spec.violation`
+    ranks: int = 1
 
     @classmethod
     def build(
@@ -56,6 +59,7 @@ class Canary:
         cache: CachePool,
         pages: int | None,
         unread: Tensor | None = None,
+        ranks: int = 1,
     ) -> Canary:
         """Raises ConfigError for rows that are no whole number of 32-bit words."""
         for field in (field for group in cache.groups for field in group.fields):
@@ -83,6 +87,7 @@ class Canary:
             computed_lens=ints("computed_lens"),
             turns=ints("turns"),
             verdicts=ints("verdicts"),
+            ranks=ranks,
         )
 
     @property
@@ -106,9 +111,11 @@ class Canary:
             kinds = kinds | wrong.any(1).int() * KV
             bits.append(self._packed(index, columns, wrong))
         self.turns.index_add_(0, at, torch.ones_like(rows))
-        verdict = torch.where(rows > 0, self.verdicts[at] | kinds, 0)  # int32 [B]
+        own = torch.where(rows > 0, self.verdicts[at] | kinds, 0)  # int32 [B]
+        found = self._together(torch.cat([own[:, None], *bits], 1))  # int32 [B, words]
+        verdict = found[:, 0]
         self.verdicts.index_put_((at,), verdict)
-        outbox[:, outbox.shape[1] - self.layout.words :] = torch.cat([verdict[:, None], *bits], 1)
+        outbox[:, outbox.shape[1] - self.layout.words :] = found
         return torch.where(verdict == 0, rows, 0)
 
     def seal(self, shape: StepShape, rows: Tensor) -> None:
@@ -133,9 +140,29 @@ class Canary:
         sums = self.page_sums[group][page : page + 1]
         return self._whole_page(group, page) - sums
 
+    def inherit(self, group: int, source: int, target: int) -> None:
+        """Page `target` became what `source`, a whole page, is; its last row is to come anew.
+
+        The sum is the source's, so what is wrong there is found here.
+        """
+        rows = self.cache.groups[group].page_rows
+        last = self._sums_of(group, source, rows - 1, rows)  # int64 [1, 1]
+        sums = self.page_sums[group]
+        sums[target : target + 1] = sums[source : source + 1] - last[0]
+
     def adopt(self, group: int, page: int) -> None:
         """A whole page was written by a copy that was checked by other means."""
         self.page_sums[group][page : page + 1] = self._whole_page(group, page)[0]
+
+    def _together(self, own: Tensor) -> Tensor:
+        """What any rank of this copy of the model has found, as bits; int32, of own's shape."""
+        if self.ranks == 1:
+            return own
+        found = torch.zeros_like(own)
+        every = ops.all_gather(own.view(-1), self.ranks, LAYER_RANKS)
+        for one in every.view(self.ranks, *own.shape).unbind():
+            found = found | one
+        return found
 
     def _receive(self, shape: StepShape, inbox: Tensor, rows: Tensor) -> None:
         """As `ops.apply_inbox` does to page tables; and a new tenant has nothing to its name."""
@@ -230,11 +257,14 @@ class Canary:
 
     def _whole_page(self, index: int, page: int) -> Tensor:
         """int64 [1, 1]."""
-        sums = self.page_sums[index]
-        rows = self.cache.groups[index].page_rows
-        own = torch.full((1, 1), page, dtype=torch.int64, device=sums.device)
-        ends = torch.full((1, 1), rows, dtype=torch.int32, device=sums.device)
-        return self._sums(index, own, torch.zeros_like(ends), ends)
+        return self._sums_of(index, page, 0, self.cache.groups[index].page_rows)
+
+    def _sums_of(self, index: int, page: int, begin: int, end: int) -> Tensor:
+        """int64 [1, 1]: of these rows of a page."""
+        device = self.page_sums[index].device
+        own = torch.full((1, 1), page, dtype=torch.int64, device=device)
+        begins = torch.full((1, 1), begin, dtype=torch.int32, device=device)
+        return self._sums(index, own, begins, torch.full_like(begins, end))
 
     def _packed(self, index: int, columns: Tensor, wrong: Tensor) -> Tensor:
         """int32 [B, words]: a bit for each column of the group's table."""

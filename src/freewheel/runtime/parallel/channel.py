@@ -41,6 +41,8 @@ class Task(IntEnum):
     """Take over the static tensors of rank 0."""
     READS = 6
     """Say how many host reads were counted."""
+    COPY = 7
+    """Copy pages before the next round; which ones follows."""
 
 
 NO_SHAPE = StepShape(1, 1, 0)
@@ -116,6 +118,12 @@ class Channel:
     def fill(self, payload: Tensor) -> None:
         """On the others: what follows an order, into host memory of just that size."""
         self._send(payload)
+
+    def numbers(self, order: Order) -> Tensor:
+        """On the others: what follows an order, as int64."""
+        found = torch.zeros(order.size // 8, dtype=torch.int64)
+        self.fill(found)
+        return found
 
     def text(self, order: Order) -> str:
         """On the others: what follows an order, as text."""

@@ -28,6 +28,10 @@ class Peers(Protocol):
         """A round of `shape` comes next, with this letter: int32 [words], on the host."""
         ...
 
+    def copy(self, copies: Tensor) -> None:
+        """Pages are copied before the next round: int64 [N, 4], on the host."""
+        ...
+
     def replay(self, shape: StepShape) -> None:
         """The graph of `shape` runs next, on the letter that came last."""
         ...
@@ -58,6 +62,8 @@ class Alone:
 
     def round(self, shape: StepShape, letter: Tensor) -> None: ...
 
+    def copy(self, copies: Tensor) -> None: ...
+
     def replay(self, shape: StepShape) -> None: ...
 
     def mirror(self, tensors: Iterable[Tensor]) -> None: ...
@@ -86,6 +92,9 @@ class Leader:
 
     def round(self, shape: StepShape, letter: Tensor) -> None:
         self.channel.tell(Order(Task.ROUND, self.engine, letter.nbytes, shape), letter)
+
+    def copy(self, copies: Tensor) -> None:
+        self.channel.tell(Order(Task.COPY, self.engine, copies.nbytes), copies)
 
     def replay(self, shape: StepShape) -> None:
         self.channel.tell(Order(Task.REPLAY, self.engine, 0, shape))
@@ -118,6 +127,8 @@ class Follower:
     def capture(self, shape: StepShape) -> None: ...
 
     def round(self, shape: StepShape, letter: Tensor) -> None: ...
+
+    def copy(self, copies: Tensor) -> None: ...
 
     def replay(self, shape: StepShape) -> None: ...
 
