@@ -209,8 +209,6 @@ class EngineConfig:
         for name in ("strict", "perturb", "perturb_seed"):
             if vars(self)[name] and not self.canary:
                 raise ConfigError(f"{name}: needs a canary; give canary as well")
-        if self.canary and self.tp * self.dp > 1:
-            raise ConfigError("canary: works on one device; leave it out, or use tp=1, dp=1")
 
     @property
     def watch(self) -> Watch | None:

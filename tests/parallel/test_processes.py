@@ -60,6 +60,37 @@ def test_two_processes_decide_the_tokens_of_one(model: str, depth: int, ep: bool
     assert answers(model, speculate=depth, **shared) == alone
 
 
+@pytest.mark.parametrize("model", ["demo", "demo-v4"])
+def test_what_a_canary_finds_on_one_rank_strikes_the_row_on_all(model: str) -> None:
+    options: dict[str, Any] = SMALL | {"speculate": 2, "run_ahead": 2}
+    alone = LLM(model, **options).generate(PROMPTS, PARAMS)
+    llm = LLM(model, **options, tp=2, canary="all")
+    assert llm.generate(PROMPTS, PARAMS)[1].token_ids == alone[1].token_ids
+    assert not llm.alarm.counts
+    prompt = list(range(100, 400))
+    first = llm.generate([prompt], PARAMS[0])[0]
+    (group, *_) = [g for g in llm.built.groups if g.retention is None]
+    stored = llm.executor.cache.stored(group.name)[0]
+    whole = stored.clone()
+    stored[:, 1:] += 1
+    llm.executor.mirror()
+    stored.copy_(whole)  # now the other rank alone is damaged
+    again = llm.generate([prompt], PARAMS[0])[0]
+    assert first.metrics.cached_tokens == 0 and again.token_ids == first.token_ids
+    assert llm.alarm.counts.total() == 1
+
+
+@pytest.mark.slow
+def test_damage_on_purpose_under_tp_and_dp_changes_no_answer() -> None:
+    alone = answers("demo", speculate=3)
+    for shared in ({"tp": 2}, {"dp": 2, "ep": True}):
+        dismiss()
+        llm = LLM("demo", **SMALL, speculate=3, canary="all", perturb=2, **shared)
+        found = [one.token_ids for one in llm.generate(PROMPTS, PARAMS)]
+        assert found == alone and llm.alarm.counts.total() > 0
+    dismiss()
+
+
 WARM: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 12}
 WISHES = {
     "scores": SamplingParams(**WARM, presence_penalty=1.0, logprobs=2),

@@ -398,7 +398,6 @@ def test_a_verdict_names_the_columns_that_are_wrong() -> None:
         ({"strict": True}, "strict: needs a canary"),
         ({"perturb": 3}, "perturb: needs a canary"),
         ({"canary": "all", "perturb": -1}, "perturb: must be between"),
-        ({"canary": "all", "tp": 2}, "canary: works on one device"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
