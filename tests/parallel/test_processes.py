@@ -67,9 +67,12 @@ def test_what_a_canary_finds_on_one_rank_strikes_the_row_on_all(model: str) -> N
     llm = LLM(model, **options, tp=2, canary="all")
     assert llm.generate(PROMPTS, PARAMS)[1].token_ids == alone[1].token_ids
     assert not llm.alarm.counts
-    prompt = list(range(100, 400))
-    first = llm.generate([prompt], PARAMS[0])[0]
     (group, *_) = [g for g in llm.built.groups if g.retention is None]
+    prompt = list(range(100, 100 + 2 * max(g.page_size for g in llm.built.groups)))[:300]
+    first = llm.generate([prompt], PARAMS[0])[0]
+    kept = llm.generate([prompt], PARAMS[0])[0]
+    assert kept.token_ids == first.token_ids
+    assert kept.metrics.cached_tokens == (len(prompt) - 1 if model == "demo" else 256)
     stored = llm.executor.cache.stored(group.name)[0]
     whole = stored.clone()
     stored[:, 1:] += 1
@@ -83,7 +86,8 @@ def test_what_a_canary_finds_on_one_rank_strikes_the_row_on_all(model: str) -> N
 @pytest.mark.slow
 def test_damage_on_purpose_under_tp_and_dp_changes_no_answer() -> None:
     alone = answers("demo", speculate=3)
-    for shared in ({"tp": 2}, {"dp": 2, "ep": True}):
+    kinds: list[dict[str, Any]] = [{"tp": 2}, {"dp": 2, "ep": True}]
+    for shared in kinds:
         dismiss()
         llm = LLM("demo", **SMALL, speculate=3, canary="all", perturb=2, **shared)
         found = [one.token_ids for one in llm.generate(PROMPTS, PARAMS)]

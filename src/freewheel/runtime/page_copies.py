@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,8 @@ def copy_pages(cache: CachePool, canary: Canary | None, copies: Tensor, replica:
 
     The last row of a page is about to be written anew: a canary's sum leaves it out.
     """
-    for own, index, source, target in copies.tolist():
+    for row in np.asarray(copies):  # host memory
+        own, index, source, target = (int(word) for word in row)
         if own != replica:
             continue
         for stored in cache.stored(cache.groups[index].name):
