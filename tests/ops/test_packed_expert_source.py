@@ -36,8 +36,8 @@ HIDDEN, WIDTH, EXPERTS, TOP_K = 1024, 128, 3, 2
 
 
 TILES = {
-    True: (module.Tile(2, 1, 2, 2, 4, 6), module.Tile(4, 1, 1, 4, 4, 4)),
-    False: (module.Tile(4, 2, 4, 1, 4, 4), module.Tile(2, 2, 1, 4, 2, 4)),
+    True: (module.Tile(2, 1, 2, 2, 12), module.Tile(4, 1, 1, 4, 16)),
+    False: (module.Tile(4, 2, 4, 4, 4), module.Tile(2, 2, 1, 2, 16)),
 }
 """Of both projections, by whether tokens are few."""
 
@@ -79,10 +79,10 @@ def found(source: Any, args: tuple[Any, ...], few: bool) -> Tensor:
     rows = pairs + len(x)
     inner = torch.full((rows, WIDTH), torch.nan, dtype=torch.bfloat16)
     parts = torch.full((rows, HIDDEN), torch.nan)
-    first = tiles * 2 * WIDTH // up.rows(), up.shared(HIDDEN)
+    first = tiles * WIDTH // (8 * up.tiles), up.shared
     given = places(x, *own[:2], up_codes, up_scale, *where, shares, inner)
     source[few, 0](*given, *first, ctypes.c_float(limit), pairs)
-    second = tiles * HIDDEN // low.rows(), low.shared(WIDTH)
+    second = tiles * HIDDEN // (16 * low.tiles), low.shared
     given = places(inner, *own[2:], low_codes, low_scale, *where, shares, parts)
     source[few, 1](*given, *second, ctypes.c_float(0), pairs)
     nobody = (ids < 0).flatten()
@@ -121,6 +121,15 @@ def test_choices_of_nobody_are_left_out(source: Any, tokens: int, few: bool) -> 
     args[5] = args[5].masked_fill(args[5] > 1, -1)
     args[5][:, -1] = -1
     check(source, tuple(args), few)
+
+
+def test_a_token_s_bits_are_the_same_alone_and_in_company(source: Any) -> None:
+    """By one tile, which is what `fixed` asks for."""
+    args = arguments(28)
+    together = found(source, tuple(args), False)
+    for token in (0, 13, 27):
+        alone = [a[:, token : token + 1] if i in (0, 5, 6) else a for i, a in enumerate(args)]
+        assert torch.equal(found(source, tuple(alone), False)[0], together[token])
 
 
 def test_scales_far_from_one_keep_the_weights_exact(source: Any) -> None:

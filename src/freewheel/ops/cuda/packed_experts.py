@@ -35,29 +35,18 @@ Packed = tuple[Tensor, Tensor]
 
 
 class Tile(NamedTuple):
-    """Of one block: 16 rows a tile, 8 tokens a column, a warp a slice of the inputs and a group."""
+    """Of one block: 16 rows a tile, 8 tokens a column, a warp a slice of the inputs."""
 
     tiles: int
     columns: int
     slices: int
-    groups: int
     depth: int
     blocks: int
 
-    def shared(self, inputs: int) -> int:
-        """Bytes of shared memory: scales and a column of tokens, then every warp's sums."""
-        pitch = inputs // 32 + (0 if inputs // 32 % 32 else 4)
-        given = 16 * self.tiles * self.groups * pitch + (16 * inputs if self.columns == 1 else 0)
-        sums = 512 * self.slices * self.groups * self.tiles * self.columns
-        return 32 * self.columns + 16 + max(given, sums if self.slices > 1 else 0)
-
-    def threads(self) -> int:
-        """Of a block."""
-        return 32 * self.slices * self.groups
-
-    def rows(self) -> int:
-        """Rows of weights of a block."""
-        return 16 * self.tiles * self.groups
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory: the tokens, and every warp's sums."""
+        return 32 * self.columns + self.slices * self.tiles * self.columns * 512
 
     def constants(self) -> dict[str, int]:
         """Those of `KERNEL`."""
@@ -74,9 +63,9 @@ def columns_for(pairs: int, experts: int) -> int:
 def tiles_for(hidden: int, width: int, columns: int, few: bool) -> tuple[Tile, Tile]:
     """Of gates and ups, and of the projection behind them; measured at 4, 32 and 128 tokens."""
     if few:
-        return tile_of(hidden, 2 * width, 2, 1, 8), tile_of(width, hidden, 4, 1, 4)
+        return tile_of(hidden, 2, 1, 8), tile_of(width, 4, 1, 4)
     tiles = {1: 8, 2: 4, 4: 2}[columns]
-    return tile_of(hidden, 2 * width, 2, columns, 4), tile_of(width, hidden, tiles, columns, 4)
+    return tile_of(hidden, 2, columns, 4), tile_of(width, tiles, columns, 4)
 
 
 DEPTH = 4
@@ -85,30 +74,15 @@ DEPTH = 4
 WARPS = {2: 24, 4: 16, 8: 16}
 """Of a multiprocessor, by the tiles of a warp of one column: as many as its registers hold."""
 
-ROOM, OVERHEAD = 233_472, 1024
-"""Bytes of shared memory of a multiprocessor on Hopper, and those that a block takes unasked."""
 
-
-def tile_of(inputs: int, rows: int, tiles: int, columns: int, most: int) -> Tile:
-    """For so many inputs, which at most `most` warps share, of so many rows.
-
-    As many warps as fit; groups that share a block's tokens where this allows for more of them.
-    """
+def tile_of(inputs: int, tiles: int, columns: int, most: int) -> Tile:
+    """For so many inputs, which at most `most` warps share."""
     chunks = inputs // CHUNK
     slices = max(
         n for n in range(1, most + 1) if chunks % n == 0 and (n == 1 or chunks // n >= STEPS)
     )
     warps = {1: WARPS[tiles], 2: 12, 4: 8}[columns]
-    found = [
-        Tile(tiles, columns, slices, groups, min(tiles, DEPTH), 1)
-        for groups in (1, 2, 4)
-        if rows % (16 * tiles * groups) == 0 and (groups == 1 or slices * groups <= warps)
-    ]
-    blocks = [
-        min(32 * warps // one.threads(), ROOM // (one.shared(inputs) + OVERHEAD)) for one in found
-    ]
-    fitting = [one._replace(blocks=max(1, n)) for one, n in zip(found, blocks, strict=True)]
-    return max(fitting, key=lambda one: one.blocks * one.threads())
+    return Tile(tiles, columns, slices, min(tiles, DEPTH), max(1, warps // slices))
 
 
 def takes(x: Tensor, width: int) -> bool:
@@ -149,12 +123,12 @@ def packed_experts(
     rest, sizes = weights.to(torch.float32), {"TOP_K": top_k, "HIDDEN": hidden, "WIDTH": width}
     sizes |= {"FEW": int(few), "EXTRA": extra}
     KERNEL.launch(
-        tiles * (2 * width // up.rows()), up.threads(), up.shared(hidden),
+        tiles * (width // (8 * up.tiles)), 32 * up.slices, up.shared,
         x, *gate_up, *first, *where, rest, inner, 0.0 if limit is None else limit, pairs,
         **sizes, **up.constants(), DOWN=0, CLAMP=int(limit is not None),
     )  # fmt: skip
     KERNEL.launch(
-        tiles * (hidden // low.rows()), low.threads(), low.shared(width),
+        tiles * (hidden // (16 * low.tiles)), 32 * low.slices, low.shared,
         inner, *down, *second, *where, rest, parts, 0.0, pairs,
         **sizes, **low.constants(), DOWN=1, CLAMP=0,
     )  # fmt: skip

@@ -14,26 +14,19 @@
 // A shared expert in FP8, as wide as the others, may stand in front; its products are scaled behind
 // every 128 inputs, in float32.
 //
-// What a block needs of everyone lies in shared memory before it begins: scales, and tokens in the
-// order in which threads read them, if they are few (COLUMNS is 1). Codes come from memory on the way.
-//
 // Constants: DOWN (0: gates and ups, and what lies between; 1: the projection behind it), FEW (a
 // block finds its tokens among all; else they are listed), TOP_K, HIDDEN and WIDTH of an expert,
 // EXTRA (1: there is a shared one), TILES of 16 rows a warp (of gates and ups in turn), COLUMNS of 8
-// tokens, SLICES, GROUPS of warps with rows of their own, DEPTH of steps ahead (a step is 128 inputs
-// of a tile; one of DEPTH and TILES divides the other), CLAMP, BLOCKS of a multiprocessor at least.
+// tokens, SLICES, DEPTH of steps ahead (divides TILES; a step is 128 inputs of a tile), CLAMP, BLOCKS
+// of a multiprocessor at least.
 
 #define INPUTS (DOWN ? WIDTH : HIDDEN)
-#define THREADS (32 * SLICES * GROUPS)
+#define THREADS (32 * SLICES)
 #define TOKENS (8 * COLUMNS)
-#define STAGED (COLUMNS == 1)
 #define CHUNKS (INPUTS / 128 / SLICES)  // of a warp
 #define ROW (INPUTS / 2)       // bytes of a row's codes
 #define FACTORS (INPUTS / 32)  // and of its scales
-#define PITCH (FACTORS % 32 ? FACTORS : FACTORS + 4)  // of these in shared memory: in distinct banks
-#define ROWS (16 * TILES * GROUPS)
-#define SPAN (DOWN ? 16 * TILES : 8 * TILES)  // outputs of a group
-#define HEAD (4 * TOKENS + 16)                // bytes of shared memory in front of all else
+#define SPAN (DOWN ? 16 * TILES : 8 * TILES)  // outputs of a block
 
 #define SIGNS 0x80008000u
 #define SIZES 0x01c001c0u  // where the last bits of an exponent and the first of a mantissa are
@@ -57,11 +50,14 @@ __device__ inline Four paired(uint4 eight) {
 }
 
 struct Step {
-  uint4 codes[2];  // of the rows lane / 4 and 8 further on
+  uint4 codes[2];      // of the rows lane / 4 and 8 further on
+  unsigned scales[2];  // of four groups
 };
 
-__device__ inline int slice() { return warp() % SLICES; }
-__device__ inline int group() { return warp() / SLICES; }
+// A thread's first bytes of its first row.
+struct Weights {
+  const unsigned char *codes, *scales;
+};
 
 // Rows between the first of tile 0 and of tile `i`.
 __device__ inline long long row_of_tile(int i) {
@@ -69,23 +65,27 @@ __device__ inline long long row_of_tile(int i) {
 }
 
 // The warp's chunk `nth` of a tile. Warps take chunks in turn, so together they read on in a row.
-// `codes`: a thread's first bytes of its first row.
-__device__ inline void load_step(Step& step, const unsigned char* codes, int nth, int tile) {
+__device__ inline void load_step(Step& step, const Weights& own, int nth, int tile) {
 #pragma unroll
-  for (int half = 0; half < 2; half++)
-    step.codes[half] =
-        read_once(codes + (row_of_tile(tile) + 8 * half) * ROW + nth * SLICES * 64);
+  for (int half = 0; half < 2; half++) {
+    long long row = row_of_tile(tile) + 8 * half;
+    step.codes[half] = read_once(own.codes + row * ROW + nth * SLICES * 64);
+    step.scales[half] = *(const unsigned*)(own.scales + row * FACTORS + nth * SLICES * 4);
+  }
 }
 
-// Whether some of four scales cannot be met with one multiplication: codes 31 to 158 can.
-__device__ inline bool is_far(unsigned scales) {
-  return (scales + 0x61616161u & 0x80808080u) != 0x80808080u;
+// Whether all scales of the warp's step can be met with one multiplication: codes 31 to 158.
+__device__ inline bool is_plain(const Step& step) {
+  unsigned plain = step.scales[0] + 0x61616161u & step.scales[1] + 0x61616161u & 0x80808080u;
+  return lanes_with(plain != 0x80808080u) == 0;
 }
 
-// 2^(code - 127 - 30), twice; times 2^126 if not `exact`, for codes 31 to 158.
+// 2^(code - 127 - 30), twice, from a group's code; times 2^126 if not `exact`, for codes 31 to 158.
 template <bool exact>
-__device__ inline unsigned factor_of(unsigned code) {
-  if (!exact) return code * 0x00800080u + 0x30003000u;
+__device__ inline unsigned factor_of(unsigned scales) {
+  unsigned which = lane() & 3;
+  if (!exact) return bytes_of(scales, 0, which | 4 << 4 | which << 8 | 4 << 12) * 128 + 0x30003000u;
+  int code = scales >> 8 * which & 255;
   unsigned bits = code == 255 ? 0x7fc0 : code > 30 ? (code - 30) << 7 : code > 22 ? 1 << (code - 24) : 0;
   return bits | bits << 16;
 }
@@ -109,11 +109,10 @@ __device__ inline void multiply_rows(float (&sums)[COLUMNS][4], const Four (&row
   }
 }
 
-// `scales`: the thread's one of the first row.
 template <bool exact>
 __device__ inline void multiply_step(float (&sums)[COLUMNS][4], const Step& step,
-                                     const unsigned char* scales, const Chunk& tokens) {
-  unsigned factors[2] = {factor_of<exact>(scales[0]), factor_of<exact>(scales[8 * PITCH])};
+                                     const Chunk& tokens) {
+  unsigned factors[2] = {factor_of<exact>(step.scales[0]), factor_of<exact>(step.scales[1])};
 #pragma unroll
   for (int word = 0; word < 4; word++) {
     Four rows[2];
@@ -130,84 +129,17 @@ __device__ inline void multiply_step(float (&sums)[COLUMNS][4], const Step& step
   }
 }
 
-// Where tokens are: a thread's elements of chunk 0 of each, null where there is none; or, staged,
-// pairs of all.
-struct Places {
-  const unsigned short* x[COLUMNS];
-  const Four* staged;
-};
-
-// Which of a chunk's pieces of a word has lane `of` of it: staged by eight lanes in distinct banks.
-__device__ inline int spot(int chunk, int word, int of) {
-  return (chunk * 4 + word) * 32 + (of ^ 2 * word);
-}
-
-// A thread's elements of its tokens in a chunk.
-__device__ inline void load_chunk(Chunk& tokens, const Places& from, int chunk) {
+// A thread's elements of its tokens in a chunk. `x`: to those of chunk 0; null: there is no token.
+typedef const unsigned short* Places[COLUMNS];
+__device__ inline void load_chunk(Chunk& tokens, const Places& x, int chunk) {
 #pragma unroll
   for (int k = 0; k < COLUMNS; k++)
 #pragma unroll
     for (int word = 0; word < 4; word++) {
-#if STAGED
-      uint4 four = *(const uint4*)(from.staged + spot(chunk, word, lane()));
-      tokens[k][word] = Four{{four.x, four.y, four.z, four.w}};
-#else
       uint4 eight = make_uint4(0, 0, 0, 0);
-      if (from.x[k]) eight = *(const uint4*)(from.x[k] + chunk * 128 + word * 8);
+      if (x[k]) eight = *(const uint4*)(x[k] + chunk * 128 + word * 8);
       tokens[k][word] = paired(eight);
-#endif
     }
-}
-
-// The row of x that a pair multiplies.
-__device__ inline long long line_of(int pair, int count) {
-  return (DOWN ? pair : pair < count ? pair / TOP_K : pair - count) * (long long)INPUTS;
-}
-
-// All tokens of the block, eight elements a thread and turn.
-__device__ inline void stage(Four* staged, const unsigned short* x, const int* pairs, int count) {
-#pragma unroll 1
-  for (int at = thread(); at < INPUTS; at += 4 * THREADS) {
-    uint4 eight[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      int own = at + i * THREADS, pair = own < INPUTS ? pairs[own / (INPUTS / 8)] : -1;
-      if (pair >= 0) eight[i] = *(const uint4*)(x + line_of(pair, count) + own % (INPUTS / 8) * 8);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      int own = at + i * THREADS, piece = own % (INPUTS / 8), token = own / (INPUTS / 8);
-      if (own >= INPUTS || pairs[token] < 0) continue;
-      Four four = paired(eight[i]);
-      *(uint4*)(staged + spot(piece / 16, piece % 4, token * 4 + piece / 4 % 4)) =
-          make_uint4(four.of[0], four.of[1], four.of[2], four.of[3]);
-    }
-  }
-}
-
-// The scales of the block's rows, from its first row's on; `far`: whether some are is left there.
-__device__ inline void stage_scales(unsigned char* staged, const unsigned char* scales, int* far) {
-  const int words = FACTORS / 4;
-  bool some = false;
-#pragma unroll 1
-  for (int at = thread(); at < ROWS * words; at += 4 * THREADS) {
-    unsigned four[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      int own = at + i * THREADS, row = own / words, tile = row / 16;
-      long long line = tile / TILES * SPAN + row_of_tile(tile % TILES) + row % 16;
-      four[i] = own < ROWS * words ? *(const unsigned*)(scales + line * FACTORS + own % words * 4)
-                                   : 0x7f7f7f7fu;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      int own = at + i * THREADS;
-      some |= is_far(four[i]);
-      if (own < ROWS * words)
-        *(unsigned*)(staged + own / words * PITCH + own % words * 4) = four[i];
-    }
-  }
-  if (lanes_with(some) && lane() == 0) *far = 1;
 }
 
 // Eight e4m3 of two words as pairs of their values, paired as `pairs_of` does.
@@ -246,7 +178,7 @@ __device__ inline void multiply_bytes(float (&sums)[COLUMNS][4], const unsigned 
 __device__ inline void add_shared(Sums& sums, const unsigned char* codes, const float* scales,
                                   int first, const Places& x) {
 #pragma unroll 1
-  for (int chunk = slice(); chunk < INPUTS / 128; chunk += SLICES) {
+  for (int chunk = warp(); chunk < INPUTS / 128; chunk += SLICES) {
     Chunk tokens;
     load_chunk(tokens, x, chunk);
 #pragma unroll
@@ -302,26 +234,18 @@ __device__ inline float between(float gate, float up, float limit) {
   return gate / (1 + expf(-gate)) * up;
 }
 
-// A warp's sums to shared memory, where its slice's are not all.
+// A warp's sums to shared memory, for `summed`.
 __device__ inline void leave(const Sums& sums, float* space) {
 #pragma unroll
   for (int i = 0; i < TILES * COLUMNS * 4; i++)
     space[(warp() * TILES * COLUMNS * 4 + i) * 32 + lane()] =
         sums[i / (4 * COLUMNS)][i / 4 % COLUMNS][i % 4];
 }
-// Of all slices, in ascending order; `nth` of a tile's column.
-__device__ inline float summed(const Sums& sums, const float* space, int tile, int column, int nth) {
-#if SLICES == 1
-  return sums[tile][column][nth] * 0x1p30f;
-#else
+__device__ inline float summed(const float* space, int tile, int column, int nth) {
   float total = 0;
-#pragma unroll
-  for (int i = 0; i < SLICES; i++) {
-    int place = ((group() * SLICES + i) * TILES + tile) * COLUMNS * 4 + column * 4 + nth;
-    total += space[place * 32 + lane()];
-  }
+  for (int slice = 0; slice < SLICES; slice++)
+    total += space[((slice * TILES + tile) * COLUMNS * 4 + column * 4 + nth) * 32 + lane()];
   return total * 0x1p30f;
-#endif
 }
 
 struct Output {
@@ -329,53 +253,44 @@ struct Output {
   const int* pairs;
   const float* shares;
   int count;  // of pairs of experts that are not shared
-  int first;  // row of the group
+  int first;  // row of the block
 };
 
-__device__ inline void write(const Output& to, const Sums& sums, const float* space, float limit) {
-#pragma unroll
-  for (int at = 0; at < TILES * COLUMNS * 4 / (DOWN ? 1 : 2); at += SLICES) {
-    int i = at + slice(), tile = i / (4 * COLUMNS), column = i / 4 % COLUMNS, nth = i % 4;
-    if (TILES * COLUMNS * 4 / (DOWN ? 1 : 2) % SLICES && tile >= TILES / (DOWN ? 1 : 2)) continue;
+__device__ inline void write(const Output& to, const float* space, float limit) {
+  for (int i = warp(); i < TILES * COLUMNS * 4 / (DOWN ? 1 : 2); i += SLICES) {
+    int tile = i / (4 * COLUMNS), column = i / 4 % COLUMNS, nth = i % 4;
     int pair = to.pairs[8 * column + lane() % 4 * 2 + nth % 2];
     if (pair < 0) continue;
     int row = to.first + 16 * tile + lane() / 4 + nth / 2 * 8;
 #if DOWN
     float share = pair < to.count ? to.shares[pair] : 1;
-    ((float*)to.out)[(long long)pair * HIDDEN + row] = summed(sums, space, tile, column, nth) * share;
+    ((float*)to.out)[(long long)pair * HIDDEN + row] = summed(space, tile, column, nth) * share;
 #else
-    float gate = summed(sums, space, 2 * tile, column, nth);
-    float up = summed(sums, space, 2 * tile + 1, column, nth);
+    float gate = summed(space, 2 * tile, column, nth), up = summed(space, 2 * tile + 1, column, nth);
     unsigned value = rounded_pair(between(gate, up, limit), 0);
     ((unsigned short*)to.out)[(long long)pair * WIDTH + row] = value;
 #endif
   }
 }
 
-// Steps that the loop below has in its body, and chunks.
-#define BODY (DEPTH > TILES ? DEPTH : TILES)
-#define CHUNKS_OF_BODY (BODY / TILES)
-
-// A warp's chunks of an expert's inputs. `scales`: those of chunk 0 that the thread's rows have.
-template <bool exact>
-__device__ inline void add_packed(Sums& sums, Step (&ahead)[DEPTH], const unsigned char* codes,
-                                  const unsigned char* scales, const Places& from) {
+// A warp's chunks of an expert's inputs.
+__device__ inline void add_packed(Sums& sums, Step (&ahead)[DEPTH], const Weights& own,
+                                  const Places& x) {
 #pragma unroll 1
-  for (int first = 0; first < CHUNKS; first += CHUNKS_OF_BODY)
+  for (int nth = 0; nth < CHUNKS; nth++) {
+    Chunk tokens;
+    load_chunk(tokens, x, nth * SLICES + warp());
 #pragma unroll
-    for (int c = 0; c < CHUNKS_OF_BODY; c++) {
-      if (CHUNKS % CHUNKS_OF_BODY && first + c >= CHUNKS) break;
-      int chunk = (first + c) * SLICES + slice();
-      Chunk tokens;
-      load_chunk(tokens, from, chunk);
-#pragma unroll
-      for (int i = 0; i < TILES; i++) {
-        const int at = c * TILES + i, next = at + DEPTH;
-        Step& step = ahead[at % DEPTH];
-        multiply_step<exact>(sums[i], step, scales + 16 * i * PITCH + chunk * 4, tokens);
-        if (first + next / TILES < CHUNKS) load_step(step, codes, first + next / TILES, next % TILES);
-      }
+    for (int i = 0; i < TILES; i++) {
+      Step& step = ahead[i % DEPTH];
+      if (is_plain(step))
+        multiply_step<false>(sums[i], step, tokens);
+      else
+        multiply_step<true>(sums[i], step, tokens);
+      int next = nth + (i + DEPTH) / TILES;
+      if (next < CHUNKS) load_step(step, own, next, (i + DEPTH) % TILES);
     }
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -383,16 +298,13 @@ packed_experts(const unsigned short* x, const unsigned char* codes, const unsign
                const unsigned char* shared_codes, const float* shared_scales, const int* experts,
                const int* lanes, const float* shares, void* out, float limit, int count) {
   SHARED_SPACE(space);
-  int *pairs = (int*)space, *far = pairs + TOKENS;
-  Four* staged = (Four*)(space + HEAD);
-  unsigned char* factors = (unsigned char*)space + HEAD + (STAGED ? 16 * INPUTS : 0);
-  const int parts = (DOWN ? HIDDEN : WIDTH) / SPAN / GROUPS, tokens = count / TOP_K;
-  int tile = block() / parts, first = block() % parts * SPAN * GROUPS;
+  int* pairs = (int*)space;
+  const int parts = (DOWN ? HIDDEN : WIDTH) / SPAN, tokens = count / TOP_K;
+  int tile = block() / parts, first = block() % parts * SPAN;
   int extra = EXTRA ? (tokens + TOKENS - 1) / TOKENS : 0;  // tiles of the shared expert
   bool shared = EXTRA && tile < extra;
   if (!DOWN) wait_before();
   if (!DOWN && FEW) let_next();
-  if (thread() == 0) *far = 0;
   int expert = 0;
   if (shared) {
     int token = tile * TOKENS + thread();
@@ -406,42 +318,30 @@ packed_experts(const unsigned short* x, const unsigned char* codes, const unsign
     if (DOWN) wait_before();
     return;
   }
-  long long line = (long long)expert * (DOWN ? HIDDEN : 2 * WIDTH) + first;
-  int own_first = first + group() * SPAN, own_row = lane() / 4, quarter = lane() % 4;
-  codes += (line + group() * SPAN + own_row) * ROW + slice() * 64 + quarter * 16;
+  int group = lane() / 4, quarter = lane() % 4;
+  long long line = (long long)expert * (DOWN ? HIDDEN : 2 * WIDTH) + first + group;
+  Weights own = {codes + line * ROW + warp() * 64 + quarter * 16, scales + line * FACTORS + warp() * 4};
   Step ahead[DEPTH];
 #pragma unroll
   for (int d = 0; d < DEPTH; d++)
-    if (!shared && d / TILES < CHUNKS) load_step(ahead[d], codes, d / TILES, d % TILES);
-  if (!shared) stage_scales(factors, scales + line * FACTORS, far);
+    if (!shared) load_step(ahead[d], own, 0, d);
   if (DOWN) wait_before();
-  Places from = {};
-#if STAGED
-  stage(staged, x, pairs, count);
-  from.staged = staged;
-#else
+  Places mine;
 #pragma unroll
   for (int k = 0; k < COLUMNS; k++) {
-    int pair = pairs[8 * k + own_row];
-    from.x[k] = pair < 0 ? nullptr : x + line_of(pair, count) + quarter * 32;
+    int pair = pairs[8 * k + group];
+    long long row = DOWN ? pair : pair < count ? pair / TOP_K : pair - count;
+    mine[k] = pair < 0 ? nullptr : x + row * INPUTS + quarter * 32;
   }
-#endif
-  block_sync();
-  const unsigned char* mine = factors + (group() * TILES * 16 + own_row) * PITCH + quarter;
+  Output to = {out, pairs, shares, count, first};
   Sums sums = {};
   if (shared)
-    add_shared(sums, shared_codes, shared_scales, own_first, from);
-  else if (*far)
-    add_packed<true>(sums, ahead, codes, mine, from);
+    add_shared(sums, shared_codes, shared_scales, first, mine);
   else
-    add_packed<false>(sums, ahead, codes, mine, from);
+    add_packed(sums, ahead, own, mine);
   if (DOWN || !FEW) let_next();
-  Output to = {out, pairs, shares, count, own_first};
-  float* left = (float*)(space + HEAD);
-  if (SLICES > 1) {
-    block_sync();  // all have read what lay there
-    leave(sums, left);
-    block_sync();
-  }
-  write(to, sums, left, limit);
+  float* left = (float*)(space + 4 * TOKENS);
+  leave(sums, left);
+  block_sync();
+  write(to, left, limit);
 }
