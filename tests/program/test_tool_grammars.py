@@ -188,3 +188,81 @@ def test_wrong_tools_are_refused_by_name(field: str, tools: list[Any], choice: s
     with pytest.raises(RequestError) as caught:
         tool_grammar(tools, choice, GLM, CONTROL)
     assert caught.value.field == field
+
+
+def argument(**schema: Any) -> list[Tool]:
+    return [Tool("x", {"type": "object", "properties": {"a": schema}, "required": ["a"]})]
+
+
+@pytest.mark.parametrize("fmt", [DSML_V32, GLM, JSON_CALLS])
+@pytest.mark.parametrize(
+    ("tools", "word"),
+    [
+        (argument(type="string", maxLenght=3), "maxLenght"),
+        (argument(type="array", items={"type": "integer", "minumum": 1}), "minumum"),
+        (argument(anyOf=[{"type": "string", "startsWith": "a"}, {"type": "null"}]), "startsWith"),
+        ([Tool("x", {"type": "object", "properties": {}, "nullable": True})], "nullable"),
+    ],
+)
+def test_what_nobody_enforces_in_a_tool_is_refused_by_name(
+    fmt: ToolFormat, tools: list[Tool], word: str
+) -> None:
+    with pytest.raises(RequestError, match=f"{word}.*would not be enforced") as caught:
+        tool_grammar(tools, "required", fmt, CONTROL)
+    assert caught.value.field == "tools"
+
+
+@pytest.mark.parametrize(
+    ("tools", "word"),
+    [
+        (argument(type="string", format="hostname"), "hostname"),
+        (argument(type="string", pattern="^a+$", maxLength=3), "pattern"),
+        (argument(type="string", contentEncoding="base64"), "contentEncoding"),
+        ([Tool("x", {"properties": {"a": {}, "b": {}}, "minProperties": 1})], "minProperties"),
+        (
+            [Tool("x", {"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}})],
+            "anyOf",  # in fewer words
+        ),
+    ],
+)
+def test_what_raw_arguments_cannot_keep_is_refused_by_name(tools: list[Tool], word: str) -> None:
+    with pytest.raises(RequestError, match=word):
+        tool_grammar(tools, "required", DSML_V32, CONTROL)
+
+
+def test_references_and_formats_of_raw_arguments_are_kept() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "unit": {"$ref": "#/$defs/Unit"},
+            "day": {"type": "string", "format": "date"},
+        },
+        "required": ["unit", "day"],
+        "$defs": {"Unit": {"type": "string", "enum": ["C", "F"]}},
+    }
+    found = tool_grammar([Tool("x", schema)], "required", DSML_V32, CONTROL)
+
+    def call(unit: str, day: str) -> str:
+        return block(dsml("x", ("unit", True, unit), ("day", True, day)))
+
+    assert accepts(found, call("C", "2026-11-30"), CONTROL)
+    assert not accepts(found, call("K", "2026-11-30"), CONTROL)
+    assert not accepts(found, call("C", "today"), CONTROL)
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("date", "2026-11-30", "2026-13-30"),
+        ("time", "23:59:59Z", "24:00:00Z"),
+        ("date-time", "2026-11-30T23:59:59.5+01:00", "2026-11-30 23:59"),
+        ("uuid", "123e4567-e89b-12d3-a456-426614174000", "123e4567"),
+        ("ipv4", "127.0.0.1", "256.0.0.1"),
+        ("email", "a.b+c@example.org", "a@b"),
+        ("uri", "https://example.org/a?b=c#d", "example.org"),
+    ],
+)
+def test_formats_of_raw_arguments_are_texts_of_that_format(name: str, good: str, bad: str) -> None:
+    found = tool_grammar(argument(type="string", format=name), "required", GLM, CONTROL)
+    assert accepts(found, glm("x", ("a", True, good)), CONTROL)
+    assert not accepts(found, glm("x", ("a", True, bad)), CONTROL)

@@ -8,7 +8,7 @@ they are looked for before anybody reads the schema.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -46,7 +46,7 @@ def unenforced(schema: Any) -> str | None:
                 meant = f"; did you mean {near[0]!r}?" if near else ""
                 return f"uses {keyword!r} at {where}, which would not be enforced{meant}"
         inside = [(f"{where}/{name}", one) for name, one in _parts(part)]
-        waiting += [*_target(schema, part.get("$ref")), *reversed(inside)]
+        waiting += [*target(schema, part.get("$ref")), *reversed(inside)]
     return None
 
 
@@ -72,7 +72,7 @@ def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{keyword}/{index}", one) for index, one in enumerate(operand))
 
 
-def _target(root: Schema, reference: Any) -> list[tuple[str, Any]]:
+def target(root: Mapping[str, Any], reference: Any) -> list[tuple[str, Any]]:
     """What a reference names may stand where no schema does otherwise, such as among examples."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return []

@@ -12,6 +12,23 @@ ANY_TEXT = "(?s:.*)"
 SPACES = r"[\x20\x0A\x0D\x09]{0,40}"
 """Between the parts of JSON."""
 
+_DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
+_TIME = (
+    "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]([.][0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+)
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+TEXT_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "uuid": "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "ipv4": rf"({_BYTE}\.){{3}}{_BYTE}",
+    "email": "[A-Za-z0-9_+-]+([.][A-Za-z0-9_+-]+)*"
+    "@[A-Za-z0-9]+([.-][A-Za-z0-9]+)*[.][A-Za-z]{2,24}",
+    "uri": r"[a-z][a-z0-9+.-]*:\/\/[A-Za-z0-9._~:\/?#@!$&'()*+,;=-]+",
+}
+"""Regular expressions of texts in formats that schemas name; some are narrower than the format."""
+
 
 class Lark:
     """Texts in which control tokens, given with their ids, stand for themselves."""
@@ -66,7 +83,7 @@ def json_value(schema: Any, root: Mapping[str, Any]) -> str:
 def raw_texts(schema: Any) -> list[str] | None:
     """Regular expressions of strings of `schema`, as they are; None: it has no strings.
 
-    Where a keyword says more of strings than an expression can, they are any strings.
+    `tool_schemas.check_text` refuses schemas that say more of strings than that.
     """
     if not isinstance(schema, dict):
         return [ANY_TEXT] if schema is True else None
@@ -101,6 +118,8 @@ def _string(schema: Mapping[str, Any]) -> str:
         inside = pattern.removeprefix("^")
         inside = inside if tail else inside[:-1]
         return f"{head}({inside.replace('/', chr(92) + '/')}){tail}"
+    if schema.get("format") in TEXT_FORMATS:
+        return TEXT_FORMATS[schema["format"]]
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     return ANY_TEXT if not least and most == "" else f"(?s:.{{{least},{most}}})"
 

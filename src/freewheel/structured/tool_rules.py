@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from freewheel.errors import RequestError
 from freewheel.structured.lark import ANY_TEXT, Lark, escaped, json_value, only_text, raw_texts
+from freewheel.structured.tool_schemas import check_text, in_few_words, kept
 
 if TYPE_CHECKING:
     from freewheel.structured.tools import Tool, ToolFormat
@@ -30,8 +31,8 @@ class ToolRules:
 
     def add(self, number: int, tool: Tool) -> None:
         """The rules of one tool's call: whole, and without the format's opening."""
-        fmt, name, schema = self._fmt, f"call{number}", tool.parameters
-        arguments = self._arguments(name, schema)
+        fmt, name = self._fmt, f"call{number}"
+        arguments = self._arguments(name, kept(tool.name, tool.parameters))
         self._line(f"{name}_body", arguments, self._lark.text(fmt.call_end))
         head = f"{fmt.call_begin}{tool.name}{fmt.name_end}"
         self._line(name, self._lark.text(head), f"{name}_body")
@@ -79,8 +80,9 @@ class ToolRules:
 
     def _listed(self, name: str, schema: Mapping[str, Any]) -> str:
         """One argument behind another, in the order of the schema."""
-        properties: Mapping[str, Any] = schema.get("properties", {})
-        required = schema.get("required", ())
+        whole = in_few_words(schema)
+        properties: Mapping[str, Any] = whole.get("properties", {})
+        required = whole.get("required", ())
         for key in (*properties, *required):
             if not _KEY.fullmatch(key):
                 raise RequestError("tools", f"has an argument {key!r}, which cannot be written")
@@ -97,6 +99,7 @@ class ToolRules:
     def _argument(self, name: str, key: str | None, schema: Any, root: Mapping[str, Any]) -> str:
         """Its key (None: any), and a string as it is or another value as JSON."""
         fmt, ways = self._fmt, list[str]()
+        check_text(schema, f"#/properties/{key}")
         for index, body in enumerate(raw_texts(schema) or ()):
             value, rule = self._lark.until(f"{name}_text{index}", fmt.value_end, body)
             self.lines.append(rule)
