@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from copy import copy
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,15 @@ from freewheel import LLM, SamplingParams
 from freewheel.config import EngineConfig
 from freewheel.engine import Survey, plan_gpus, survey
 from freewheel.engine.conversation import conversations, messages_of
-from freewheel.engine.elsewhere import _ABSENT, _ELSEWHERE, _NAMES
 from freewheel.errors import CheckpointError, ConfigError, RequestError
+from freewheel.spec.elsewhere import (
+    _ABSENT,
+    _ELSEWHERE,
+    _IN_PARAMS,
+    _NAMES,
+    _NOT_IN_PARAMS,
+    _PARAMS,
+)
 from tests.program.whitebox import GREEDY, answers, engine
 
 
@@ -218,6 +226,30 @@ def test_every_hint_names_an_option() -> None:
     known = {one.name for one in fields(EngineConfig)}
     assert set(_ELSEWHERE) <= known
     assert not known & (set(_NAMES) | set(_ABSENT))
+    wishes = {one.name for one in fields(SamplingParams)}
+    assert set(_IN_PARAMS) <= wishes
+    assert not wishes & (set(_PARAMS) | set(_NOT_IN_PARAMS))
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("n", r"give the prompt so many times"),
+        ("best_of", "answers are not ranked"),
+        ("guided_json", "json_schema is"),
+        ("structured_outputs", "fields of their own"),
+        ("max_new_tokens", "max_tokens is"),
+        ("temprature", "temperature is"),
+        ("nothing_like_it", "docs/api.md"),
+    ],
+)
+def test_a_wish_that_does_not_exist_is_named_with_what_is_meant(name: str, answer: str) -> None:
+    wish: dict[str, Any] = {name: 2}
+    with pytest.raises(RequestError, match=f"^{name}: is no field of SamplingParams; .*{answer}"):
+        SamplingParams(**wish)
+    with pytest.raises(RequestError, match="by name"):
+        SamplingParams(0.7)  # type: ignore[call-arg]
+    assert copy(SamplingParams(seed=3)) == replace(SamplingParams(), seed=3)
 
 
 @pytest.mark.parametrize(

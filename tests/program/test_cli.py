@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from freewheel.audit import AuditReport, ProfilerCounts
 from freewheel.chat import Ask, Prompt
 from freewheel.cli import audit, chat, generate, main, terminal
 from freewheel.cli.chat import _said, _thought_pieces
+from freewheel.cli.terminal import log_to_terminal
 from freewheel.config import find_model
 from freewheel.engine import Tokenizer
 from freewheel.models.deepseek_v32 import DeepseekV32
@@ -172,6 +175,40 @@ def test_bad_arguments_exit_2_and_name_the_option(
     assert ran.code == 2
     assert names in ran.err and not ran.out
     assert "loading" not in ran.err or names == "context_len"  # that one the folder decides
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "hint"),
+    [
+        ("serve", "--tensor-parallel-size", "--tp is"),
+        ("serve", "--max-model-len=4096", "--context-len is"),
+        ("serve", "--gpu-memory-utilization", "--cache-bytes is"),
+        ("serve", "--enable-prefix-caching", "--prefix-cache is"),
+        ("serve", "--speculative-config", "--speculate is"),
+        ("serve", "--served-model-name", "--served-name"),
+        ("generate", "--trust-remote-code", "no code of a checkpoint is ever run"),
+        ("bench", "--speculative-num-steps", "--speculate is"),
+    ],
+)
+def test_options_of_other_engines_are_told_ours(
+    freewheel: Any, command: str, option: str, hint: str
+) -> None:
+    ran = freewheel(*(("bench", "offline") if command == "bench" else (command,)), "demo", option)
+    said = " ".join(ran.err.replace("\u2502", " ").split())
+    assert ran.code == 2 and "No such option" in said
+    assert hint in said and "Traceback" not in said
+
+
+def test_log_lines_have_a_time_and_a_level(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("freewheel")
+    before = logger.handlers
+    try:
+        log_to_terminal()
+        logging.getLogger("freewheel.canary").error("page %d changed", 7)
+    finally:
+        logger.handlers = before
+    line = capsys.readouterr().err
+    assert re.fullmatch(r"[0-9]{4}-[0-9-]+ [0-9:,]+ ERROR page 7 changed\n", line)
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "audit"])

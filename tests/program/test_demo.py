@@ -99,3 +99,20 @@ def test_a_chat_answers_as_its_prompt_does() -> None:
     both = demo.chat([question, other], params)
     assert both[0].token_ids == one.token_ids
     assert both[1].metrics.prompt_tokens > one.metrics.prompt_tokens
+    assert one.reasoning is None
+
+
+def test_thoughts_are_no_part_of_an_answer_in_a_chat() -> None:
+    demo = LLM("demo", dtype="float64")
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    budget = SamplingParams(temperature=0, max_tokens=40, thinking_token_budget=6)
+    (one,) = demo.chat(question, budget, thinking=True)
+    end = demo.tokenizer.token_id("</think>")
+    at = one.token_ids.index(end)
+    tail = one.token_ids[at + 1 :]
+    said = tail[:-1] if tail and tail[-1] in demo.spec.eos_ids else tail
+    assert one.reasoning == demo.tokenizer.decode(one.token_ids[:at])
+    assert one.text == demo.tokenizer.decode(said)
+    unended = SamplingParams(temperature=0, max_tokens=4)
+    (other,) = demo.chat(question, unended, thinking=True)
+    assert other.text == "" and other.reasoning == demo.tokenizer.decode(other.token_ids)

@@ -212,6 +212,23 @@ def test_a_bad_completion_is_refused_by_its_field(
         check_refused(found, field)
 
 
+@pytest.mark.parametrize(
+    ("field", "hint"),
+    [
+        ("guided_json", "structured_outputs or response_format is"),
+        ("guided_regex", "structured_outputs or response_format is"),
+        ("max_new_tokens", "max_tokens is"),
+        ("use_beam_search", "there is no beam search"),
+        ("extra_body", "stand in the request itself"),
+        ("best_of", "n gives several"),
+    ],
+)
+def test_a_field_of_another_server_is_told_ours(server: Running, field: str, hint: str) -> None:
+    found = server.http.post("/v1/completions", json={"prompt": "Hello", field: 2})
+    check_refused(found, field)
+    assert hint in found.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(("extra", "field"), CHATS)
 def test_a_bad_chat_is_refused_by_its_field(server: Running, extra: dict, field: str) -> None:
     content = json.dumps({"messages": ASKED, "max_tokens": 2} | extra).encode()

@@ -295,6 +295,8 @@ UNSTARTABLE = {
     "unreadable key file": ("api_key_file", ("--api-key-file", "{folder}/none")),
     "folder in place of a key file": ("api_key_file", ("--api-key-file", "{folder}")),
     "no folder for dumps": ("dump_dir:", ("--dump-dir", "{folder}/none")),
+    "engine option out of range": ("page_size: must be", ("--page-size", "0")),
+    "cache too small for a page": ("cache_bytes:", ("--cache-bytes", "4096")),
     "admin socket taken": ("admin_socket:", ("--admin-socket", "{folder}")),
 }
 

@@ -19,6 +19,7 @@ import pytest
 
 from freewheel.config import EngineConfig
 from freewheel.engine import Load, PoolLoad
+from freewheel.errors import ConfigError, FreewheelError
 from freewheel.server import link as link_module
 from freewheel.server import wire as m
 from freewheel.server.failures import ApiError
@@ -50,8 +51,9 @@ def idle(seconds=1e9):
 WHOLE = ENGINE + f"socket.send({READY!r})\nidle()"
 
 
-def unfit(message: str) -> str:
-    return ENGINE + f"socket.send({m.encode(m.Unfit(message))!r})\ntime.sleep(0.2)\nsys.exit(3)"
+def unfit(message: str, misled: bool = False) -> str:
+    said = m.encode(m.Unfit(message, misled))
+    return ENGINE + f"socket.send({said!r})\ntime.sleep(0.2)\nsys.exit(3)"
 
 
 BROKEN = {
@@ -188,6 +190,24 @@ def test_a_checkpoint_that_is_damaged_from_the_first_is_not_tried_again(
             while link.state is not EngineState.UNFIT:
                 await asyncio.sleep(0.02)
             assert engines.starts == 1 and link.unfit == "no shard 3"
+
+    play(test)
+
+
+@pytest.mark.parametrize(("misled", "kind"), [(True, ConfigError), (False, FreewheelError)])
+def test_an_engine_that_an_option_keeps_from_starting_blames_the_option(
+    monkeypatch: pytest.MonkeyPatch, misled: bool, kind: type[FreewheelError]
+) -> None:
+    """So the command's exit code is that of bad arguments."""
+    engines = Engines(monkeypatch, unfit("chunk: is too wide", misled))
+
+    async def test() -> None:
+        async with engines.running() as link:
+            while link.state is not EngineState.UNFIT:
+                await asyncio.sleep(0.02)
+            with pytest.raises(FreewheelError, match="too wide") as caught:
+                link.raise_if_unfit()
+            assert type(caught.value) is kind
 
     play(test)
 

@@ -22,8 +22,9 @@ from freewheel.cli import (
     serve,
     simulate,
 )
+from freewheel.cli.hinting import Hinting
 from freewheel.cli.later import INTERRUPTED
-from freewheel.cli.terminal import accept_any_letter, fail
+from freewheel.cli.terminal import accept_any_letter, fail, log_to_terminal
 from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 
 FAILED, BAD_INPUT = 1, 2
@@ -34,15 +35,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Inference for models with DeepSeek sparse attention, with no host synchronisation.",
 )
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("serve")(serve.serve)
-app.command("inspect")(inspect.inspect)
-app.command("plan")(plan.plan)
-app.command("convert")(convert.convert)
-app.command("audit")(audit.audit)
-app.command("replay")(replay.replay)
-app.command("simulate", help=simulate.HELP)(simulate.simulate)
+app.command("generate", cls=Hinting)(generate.generate)
+app.command("chat", cls=Hinting)(chat.chat)
+app.command("serve", cls=Hinting)(serve.serve)
+app.command("inspect", cls=Hinting)(inspect.inspect)
+app.command("plan", cls=Hinting)(plan.plan)
+app.command("convert", cls=Hinting)(convert.convert)
+app.command("audit", cls=Hinting)(audit.audit)
+app.command("replay", cls=Hinting)(replay.replay)
+app.command("simulate", cls=Hinting, help=simulate.HELP)(simulate.simulate)
 app.add_typer(bench.app, name="bench")
 
 
@@ -67,6 +68,7 @@ def main() -> None:
         fail("standard output is closed")
         sys.exit(FAILED)
     accept_any_letter()
+    log_to_terminal()
     try:
         app()
     except (CheckpointError, ConfigError, RequestError) as error:

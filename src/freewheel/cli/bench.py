@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from freewheel.bench import Workload, plan_runs
 from freewheel.cli import bench_decode, bench_kernels, bench_serve
 from freewheel.cli import options as o
+from freewheel.cli.hinting import Hinting
 from freewheel.cli.later import Later
 from freewheel.cli.terminal import answers, open_llm, write_json
 from freewheel.config import find_model
@@ -235,8 +236,8 @@ app = typer.Typer(
         "`bench offline MODEL`."
     ),
 )
-app.command("offline", help=HELP)(offline)
-app.command("decode", help=bench_decode.HELP)(bench_decode.decode)
-app.command("kernels", help=bench_kernels.HELP)(bench_kernels.kernels)
-app.command("picture")(bench_decode.picture)
-app.command("serve", help=bench_serve.HELP)(bench_serve.serve)
+app.command("offline", cls=Hinting, help=HELP)(offline)
+app.command("decode", cls=Hinting, help=bench_decode.HELP)(bench_decode.decode)
+app.command("kernels", cls=Hinting, help=bench_kernels.HELP)(bench_kernels.kernels)
+app.command("picture", cls=Hinting)(bench_decode.picture)
+app.command("serve", cls=Hinting, help=bench_serve.HELP)(bench_serve.serve)

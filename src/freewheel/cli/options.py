@@ -59,6 +59,7 @@ Perturb = Annotated[
     int, typer.Option(help="Damage something on purpose in one of so many rounds; 0: never.")
 ]
 PerturbSeed = Annotated[int, typer.Option(help="Of the schedule of such damage.")]
+PageSize = Annotated[int | None, typer.Option(help="Tokens of a cache page; default: model's.")]
 LoadFormat = Annotated[
     str,
     typer.Option(

@@ -29,6 +29,9 @@ KEY_FILE_BYTES = 1 << 16
 
 
 KeyFile = Annotated[Path | None, typer.Option(help="Keys, one a line; or set FREEWHEEL_API_KEY.")]
+PrefillBatch = Annotated[
+    int | None, typer.Option(help="Prompts that share a round; default: 2, or 1 of one request.")
+]
 PrefillShare = Annotated[
     float, typer.Option(help="Of contested rounds, the prompts' share: sooner or smoother.")
 ]
@@ -51,6 +54,9 @@ def serve(
     api_key_file: KeyFile = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Let others in, no key.")] = False,
     max_batch: Annotated[int, typer.Option(help="Requests decoded together.")] = 16,
+    prefill_batch: PrefillBatch = None,
+    page_size: o.PageSize = None,
+    load_format: o.LoadFormat = "safetensors",
     cache_bytes: Annotated[int, typer.Option(help="Budget of the paged cache.")] = 1 << 30,
     queue_tokens: Annotated[int, typer.Option(help="Prompt tokens that may wait.")] = 1 << 17,
     max_requests: Annotated[int, typer.Option(help="Answers under way or waiting.")] = 512,
@@ -97,18 +103,20 @@ def serve(
     kv_key_file: o.KvKeyFile = None,
 ) -> None:
     """Answer over HTTP: OpenAI's and Anthropic's endpoints, metrics, and a page at /."""
-    given: dict[str, Any] = locals() | {
-        "speculate": o.depth(speculate),
-        "canary": o.canary(canary),
-        "kv_peers": tuple(kv_peers or ()),
-    }
-    _serve(given)
+    _serve(locals())
 
 
 def _serve(given: dict[str, Any]) -> None:
     """With all that `serve` was given, by name. Raises what it raises."""
+    prompts = given["prefill_batch"]
+    given |= {
+        "speculate": o.depth(given["speculate"]),
+        "canary": o.canary(given["canary"]),
+        "prefill_batch": min(2, given["max_batch"]) if prompts is None else prompts,
+        "kv_peers": tuple(given["kv_peers"] or ()),
+    }
     engine = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
-    config = EngineConfig(**engine, prefill_batch=min(2, given["max_batch"]))
+    config = EngineConfig(**engine)
     check_libraries(LIBRARIES, "serve", "server")
     if given["otlp_endpoint"] is not None:
         check_libraries(frozenset({"opentelemetry.sdk"}), "--otlp-endpoint", "otel")

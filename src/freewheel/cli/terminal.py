@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -58,6 +59,24 @@ def accept_any_letter() -> None:
     """Letters that standard output's encoding lacks are spelt out; they do not end the run."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+class TerminalLines(logging.StreamHandler[TextIO]):
+    """Log lines on standard error. On a terminal they begin a line of their own: an answer may be
+    in the middle of one."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        return f"\n{line}" if answers.is_terminal and messages.is_terminal else line
+
+
+def log_to_terminal() -> None:
+    """What the engine's parts have to say, with time and level; a server has lines of its own."""
+    logging.getLogger("freewheel").handlers = [TerminalLines()]
 
 
 def is_typed() -> bool:

@@ -6,8 +6,9 @@ May import `freewheel.config`, `.spec`, `.host` and `.runtime`. Must never touch
 
 from __future__ import annotations
 
+from freewheel.engine.arguments import Prompt
 from freewheel.engine.handoffs import HandoffLoad
-from freewheel.engine.llm import LLM, ONE_TOKEN, Prompt
+from freewheel.engine.llm import LLM, ONE_TOKEN
 from freewheel.engine.output import Arrival, Chunk, Logprobs, Metrics, Output, Piece, Selection
 from freewheel.engine.reader import Reader, Reading
 from freewheel.engine.timeline import RoundTimes

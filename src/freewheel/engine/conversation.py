@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from freewheel.chat import Message
+from freewheel.chat import Message, Prompt
+from freewheel.engine.output import Output
+from freewheel.engine.reader import Reader
+from freewheel.engine.tokenizer import Tokenizer
 from freewheel.errors import RequestError
+from freewheel.spec import FinishReason, SamplingParams
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -50,3 +55,27 @@ def _message(turn: Mapping[str, Any] | Message, where: str) -> Message:
     if not isinstance(content, str) or not isinstance(thoughts, str | None):
         raise RequestError("messages", f"{where}: content must be text")
     return Message(turn["role"], content, thoughts)
+
+
+def parted(
+    tokenizer: Tokenizer,
+    eos_ids: Sequence[int],
+    output: Output,
+    prompt: Prompt,
+    params: SamplingParams,
+) -> Output:
+    """`output`, of a model that may have thought first: its thoughts apart from its text."""
+    if prompt.end_of_thought is None:
+        return output
+    reader = Reader(tokenizer, params, prompt.end_of_thought, prompt.start_of_thought)
+    stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
+    by_token = (
+        output.finish_reason is FinishReason.STOP
+        and output.token_ids[-1:] != ()
+        and (output.token_ids[-1] in stops)
+    )
+    finish = FinishReason.STOP if by_token else FinishReason.LENGTH
+    reading = reader.push(output.token_ids, 0, finish)
+    thought = "".join(piece.text for piece in reading.thought)
+    said = "".join(piece.text for piece in reading.said)
+    return replace(output, text=said, reasoning=thought or None)

@@ -12,8 +12,16 @@ from typing import Any
 
 from freewheel.chat import Ask, Chat, Effort, open_chat
 from freewheel.config import EngineConfig, find_model
-from freewheel.engine.conversation import Turns, conversations, messages_of
-from freewheel.engine.elsewhere import hint
+from freewheel.engine.arguments import (
+    Prompt,
+    check_priority,
+    is_list,
+    kind_of,
+    param_list,
+    priorities,
+    prompt_list,
+)
+from freewheel.engine.conversation import Turns, conversations, messages_of, parted
 from freewheel.engine.output import Chunk, Output, Selection, joined
 from freewheel.engine.session import Live, Session
 from freewheel.engine.tokenizer import Tokenizer
@@ -22,12 +30,10 @@ from freewheel.errors import ConfigError, RequestError
 from freewheel.host import Alarm, DepthPolicy, Fleet, Request, Scheduler, TextStream
 from freewheel.runtime import build, disk_index
 from freewheel.spec import Form, HostGrammar, SamplingParams, ShapeLadder, StepShape
+from freewheel.spec.elsewhere import hint
 from freewheel.spec.picks import picked_layers
 from freewheel.spec.sampling import DEFAULT_MAX_TOKENS
 from freewheel.structured import Compiler, GuideDesk, Wish
-
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 """Of a request that is asked something else than an answer."""
@@ -131,9 +137,9 @@ class LLM:
         """
         if at_once is not None and at_once < 1:
             raise RequestError("at_once", f"must be at least 1, got {at_once}")
-        many = _prompt_list(prompts)
-        each = _param_list(params, len(many))
-        ranks = _priorities(priority, len(many))
+        many = prompt_list(prompts)
+        each = param_list(params, len(many))
+        ranks = priorities(priority, len(many))
         requests = [
             self._request(prompt, own, cache_salt, priority=rank)
             for prompt, own, rank in zip(many, each, ranks, strict=True)
@@ -158,17 +164,20 @@ class LLM:
         """The next turn of a conversation, or of each of several, in order.
 
         `messages`: turns such as `{"role": "user", "content": "Hello"}`; `thinking`: the model may
-        think first, and `effort` how much; its thoughts are then part of the text. Raises what
-        `generate` raises, RequestError for turns that the model's encoding does not have, and
-        UnsupportedModel if there is none.
+        think first, and `effort` how much; its thoughts are the output's `reasoning`, not part of
+        its text. Raises what `generate` raises, RequestError for turns that the model's encoding
+        does not have, and UnsupportedModel if there is none.
         """
         if self._encoding is None:
             folder = find_model(self.config.model)
             self._encoding = open_chat(folder, self.spec.family, self.tokenizer)
         ask = Ask(thinking or effort is not None, effort)
         asked = [messages_of(turns) for turns in conversations(messages)]
-        prompts = [self._encoding.prompt(turns, ask).ids for turns in asked]
-        return self.generate(prompts, params, cache_salt=cache_salt)
+        prompts = [self._encoding.prompt(turns, ask) for turns in asked]
+        outputs = self.generate([one.ids for one in prompts], params, cache_salt=cache_salt)
+        given = zip(outputs, prompts, param_list(params, len(prompts)), strict=True)
+        part = partial(parted, self.tokenizer, self.spec.eos_ids)
+        return [part(output, prompt, own) for output, prompt, own in given]
 
     def check_room(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raise RequestError if more tokens are asked for than the context has room for.
@@ -253,17 +262,17 @@ class LLM:
         tenant: str = "",
         shows: bool = False,
     ) -> Request:
-        _check_priority(priority)
+        check_priority(priority)
         if not isinstance(cache_salt, str):
-            raise RequestError("cache_salt", f"must be text, got {_kind(cache_salt)}")
+            raise RequestError("cache_salt", f"must be text, got {kind_of(cache_salt)}")
         if not isinstance(params, SamplingParams):
-            raise RequestError("params", f"must be SamplingParams, got {_kind(params)}")
+            raise RequestError("params", f"must be SamplingParams, got {kind_of(params)}")
         if isinstance(prompt, str):
             ids = tuple(self.tokenizer.encode_prompt(prompt))
-        elif _is_list(prompt):
+        elif is_list(prompt):
             ids = tuple(prompt)
         else:
-            raise RequestError("prompt", f"must be text or a list of ids, got {_kind(prompt)}")
+            raise RequestError("prompt", f"must be text or a list of ids, got {kind_of(prompt)}")
         self._check_ids("prompt", ids)
         self._check_ids("stop_token_ids", params.stop_token_ids)
         if params.structure is not None and not (self.spec.eos_ids or params.stop_token_ids):
@@ -348,51 +357,3 @@ def _policy_of(ladder: ShapeLadder, run_ahead: int) -> DepthPolicy | None:
     if len(ladder.depths) == 1:
         return None
     return DepthPolicy(ladder.depths, ladder.depth, run_ahead + 2)
-
-
-def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
-    """The prompts, unchecked. A lone one, as text or as ids, is a list of one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not _is_list(prompts):
-        raise RequestError(
-            "prompts", f"must be text, a list of ids, or a list of such, got {_kind(prompts)}"
-        )
-    lone = len(prompts) > 0 and not any(isinstance(item, Sequence) for item in prompts)
-    return [prompts] if lone else prompts
-
-
-def _param_list(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if not _is_list(params):
-        raise RequestError("params", f"must be SamplingParams, or a list, got {_kind(params)}")
-    if len(params) != count:
-        raise RequestError("params", f"{len(params)} given for {count} prompts")
-    return params
-
-
-def _priorities(priority: int | Sequence[int], count: int) -> Sequence[int]:
-    if isinstance(priority, int):
-        return [priority] * count
-    if not _is_list(priority):
-        raise RequestError("priority", f"must be a number, or a list, got {_kind(priority)}")
-    if len(priority) != count:
-        raise RequestError("priority", f"{len(priority)} given for {count} prompts")
-    return priority
-
-
-def _check_priority(priority: object) -> None:
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise RequestError("priority", f"must be a whole number, got {priority!r}")
-
-
-def _is_list(value: object) -> bool:
-    """A list, a tuple or the like; raw bytes are neither text nor token ids."""
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__

@@ -103,7 +103,8 @@ class Output:
     """A finished request. A stop token that ended it is the last of `token_ids`, not in `text`.
 
     `logprobs`: one for each of `token_ids`. `prompt_logprobs`: one for each prompt token, None for
-    the first, which nothing precedes. Both are None unless asked for.
+    the first, which nothing precedes. Both are None unless asked for. `reasoning`: what a model
+    that `LLM.chat` lets think thought before the text, if it did; `token_ids` are those of both.
     """
 
     text: str
@@ -112,6 +113,7 @@ class Output:
     metrics: Metrics
     logprobs: tuple[Logprobs, ...] | None = None
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from freewheel.server.routes import (
     tokens,
 )
 from freewheel.server.serving import Serving
+from freewheel.spec.elsewhere import field_hint
 
 log = logging.getLogger("freewheel.server")
 
@@ -101,7 +102,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
     path = ".".join(where)
     message = first["msg"]
     if unknown:
-        message = "is not a field that this server knows"
+        hint = field_hint(parts[-1])
+        message = "is not a field that this server knows" + (f"; {hint}" if hint else "")
     elif first["type"] == "model_attributes_type" and not where:
         path, message = "body", "must be a JSON object, sent with content-type: application/json"
     elif first["type"] == "json_invalid":

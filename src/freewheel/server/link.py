@@ -61,6 +61,7 @@ class Link:
         self.loading: m.Loading | None = None
         self.restarts = 0
         self.unfit = ""
+        self._misled = False
         """Why the engine could not start, if it said so."""
         self.ledger = Ledger(settings.queue_tokens, settings.max_requests)
         self.on_round: Callable[[RoundTimes], None] = lambda _: None
@@ -201,6 +202,12 @@ class Link:
             self._lose_all()
             self.clear_away()
 
+    def raise_if_unfit(self) -> None:
+        """Raise ConfigError or FreewheelError if the engine could not start at all: the former if
+        an option or the model's folder is to blame."""
+        if self.state is EngineState.UNFIT:
+            raise ConfigError(self.unfit) if self._misled else FreewheelError(self.unfit)
+
     async def _started(self, address: str) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
             *self._command(address),
@@ -212,7 +219,8 @@ class Link:
         return process
 
     def _command(self, address: str) -> tuple[str, ...]:
-        return sys.executable, "-m", "freewheel.server.worker", address
+        logs = ("--json-logs",) if self.settings.json_logs else ()
+        return sys.executable, "-m", "freewheel.server.worker", address, *logs
 
     async def _until_over(
         self, socket: zmq.asyncio.Socket, process: asyncio.subprocess.Process
@@ -277,7 +285,7 @@ class Link:
         elif isinstance(report, m.Loading):
             self.loading = report
         else:
-            self.unfit = report.message
+            self.unfit, self._misled = report.message, report.misled
 
     def _deliver(self, step: m.Step, now: float) -> None:
         ticket = self.ledger.live.get(step.id)
@@ -329,9 +337,3 @@ class Link:
         except TimeoutError:
             process.kill()
             await process.wait()
-
-
-def raise_if_unfit(link: Link) -> None:
-    """Raise FreewheelError if the engine could not start at all."""
-    if link.state is EngineState.UNFIT:
-        raise FreewheelError(link.unfit)

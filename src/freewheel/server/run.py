@@ -91,8 +91,7 @@ def _serve(link: Link, spec: ModelSpec, tokenizer: Tokenizer, admin: AdminSocket
         if spans is not None:
             spans.close()
         link.clear_away()  # who is told twice to end does not end in order
-    if link.state is EngineState.UNFIT:
-        raise FreewheelError(link.unfit)
+    link.raise_if_unfit()
     if not server.started:
         raise FreewheelError(f"port: cannot listen on {settings.host}:{settings.port}")
 

@@ -15,6 +15,7 @@ from freewheel.server.failures import ApiError
 from freewheel.server.schema import Sampling
 from freewheel.server.structure import Structure
 from freewheel.spec import SamplingParams
+from freewheel.spec.elsewhere import field_hint
 
 NAMES = frozenset(Sampling.model_fields) - {"structured_outputs"}
 
@@ -43,8 +44,12 @@ def sampling_params(
 
 def unsupported(name: str) -> ApiError:
     """A field that exists elsewhere and not here."""
+    hint = field_hint(name)
     return ApiError(
-        400, f"{name}: not supported by this server; leave it out", param=name, code="unsupported"
+        400,
+        f"{name}: not supported by this server; leave it out{f' ({hint})' if hint else ''}",
+        param=name,
+        code="unsupported",
     )
 
 

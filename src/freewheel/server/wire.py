@@ -56,9 +56,11 @@ class Ready(Struct, tag=True):
 
 
 class Unfit(Struct, tag=True):
-    """The engine cannot start, and would not the next time either."""
+    """The engine cannot start, and would not the next time either. `misled`: by an option or by the
+    model's folder."""
 
     message: str
+    misled: bool = False
 
 
 class Refused(Struct, tag=True):

@@ -23,8 +23,9 @@ import zmq
 from freewheel import LLM
 from freewheel.config import EngineConfig
 from freewheel.engine import TokenEngine, TokenStep
-from freewheel.errors import FreewheelError, RequestError
+from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 from freewheel.server import wire as m
+from freewheel.server.logs import set_up_logs
 from freewheel.spec import Form
 from freewheel.spec.shape import ECHOES
 from freewheel.structured import can_follow
@@ -96,9 +97,9 @@ class Worker:
         self._send(m.Progress(told, engine.rounds(), engine.load(), *obeyed))
         self._begun, self._aborted = {}, {}
 
-    def fail(self, message: str) -> None:
+    def fail(self, error: FreewheelError) -> None:
         """Say why there will be no engine."""
-        self._send(m.Unfit(message))
+        self._send(m.Unfit(str(error), isinstance(error, ConfigError | CheckpointError)))
 
     def _obey(self, engine: TokenEngine, order: m.Order) -> None:
         if isinstance(order, m.Abort):
@@ -205,7 +206,11 @@ def end_with_parent() -> None:
 
 
 def main() -> int:
-    """The process, whole. Returns an exit code if it could not start."""
+    """The process, whole. Returns an exit code if it could not start.
+
+    Its arguments: where it is spoken to, and `--json-logs` if its log lines are to be JSON.
+    """
+    set_up_logs("--json-logs" in sys.argv[2:])
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     end_with_parent()
     context = zmq.Context[zmq.Socket[bytes]]()
@@ -213,7 +218,7 @@ def main() -> int:
     try:
         engine = worker.start(config)
     except FreewheelError as error:
-        worker.fail(str(error))
+        worker.fail(error)
         context.destroy(linger=1000)
         return UNFIT
     worker.run(engine)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from freewheel.errors import RequestError
 from freewheel.spec.adjustments import MAX_BIASES
@@ -19,6 +20,7 @@ from freewheel.spec.checks import (
     json_text,
     texts_of,
 )
+from freewheel.spec.elsewhere import params_hint
 
 MAX_STOP_IDS = 8
 """Stop ids that fit a row of the device state, the model's own end-of-sequence ids included."""
@@ -96,6 +98,15 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+
+    def __new__(cls, *given: object, **named: object) -> Self:
+        if given:
+            raise RequestError("params", "takes its fields by name, such as temperature=0")
+        known = cls.__dataclass_fields__
+        if unknown := [name for name in named if name not in known]:
+            hint = params_hint(unknown[0], known)
+            raise RequestError(unknown[0], f"is no field of SamplingParams; {hint}")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_number("temperature", self.temperature, 0.0, 100.0)
