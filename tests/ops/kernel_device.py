@@ -18,3 +18,4 @@ needs_kernels = pytest.mark.skipif(
     not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1",
     reason="needs a CUDA device, or TRITON_INTERPRET=1",
 )
+needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")

@@ -7,7 +7,7 @@ Recording runs on the CPU, with the CPU bodies; the calls then serve bodies of a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -56,10 +56,14 @@ class Call:
         return Call(self.name, tuple(change(i, a) if isinstance(a, Tensor) else a for i, a in own))
 
 
+def _schema(name: str) -> Any:
+    """The op's arguments."""
+    return torch.ops.freewheel.__getattr__(name).default._schema.arguments
+
+
 def written(name: str) -> tuple[int, ...]:
     """Which arguments the op writes."""
-    arguments = torch.ops.freewheel.__getattr__(name).default._schema.arguments
-    return tuple(i for i, argument in enumerate(arguments) if argument.is_write)
+    return tuple(i for i, argument in enumerate(_schema(name)) if argument.is_write)
 
 
 class Recording(DispatchMode):
@@ -167,61 +171,99 @@ def shapes(calls: tuple[Call, ...]) -> tuple[Call, ...]:
     return tuple({call.shape: call for call in rounds}.values())
 
 
-def _undefined(call: Call, result: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """`result` with zeros where the op's contract leaves it open."""
-    for place, index in enumerate(written(call.name)):
-        del index
-        result[place][0] = 0  # row 0 and page 0 are scratch
+def _argument(call: Call, name: str) -> Any:
+    """By its name in the schema; None if the op has none."""
+    names = [one.name for one in _schema(call.name)]
+    return call.args[names.index(name)] if name in names else None
+
+
+def _unread(call: Call) -> Tensor | None:
+    """bool [B, ...]: places of results that nobody reads, so that contracts leave them open.
+
+    Row 0 is scratch, and queries behind a row's live ones stand at position 0.
+    """
+    rows, positions = _argument(call, "rows"), _argument(call, "positions")
+    dead = None if rows is None or rows.dim() != 1 else rows == 0  # bool [B]
+    if call.name not in ("adjust", "constrain", "guide"):
+        return dead
+    behind = (positions == 0) & (torch.arange(positions.shape[1], device=positions.device) > 0)
+    return behind if dead is None else behind | dead[:, None]
+
+
+def _read(call: Call, results: list[Tensor]) -> list[Tensor]:
+    """`results` with zeros in place of what nobody reads; log-probabilities apart from ids."""
+    count, unread = sum(call.args[i] is not None for i in written(call.name)), _unread(call)
+    for one in results[:count]:
+        one[0] = 0  # row 0 and page 0 are scratch
+    for one in results[count:]:
+        if unread is not None and one.shape[: unread.dim()] == unread.shape:
+            one[unread] = 0
     if call.name == "index_logits":
-        lens, skip = call.args[5], call.args[6]
-        scores = result[0]
-        beyond = torch.arange(scores.shape[-1], device=lens.device) >= lens[..., None]
-        scores.masked_fill_(beyond | (lens <= skip)[..., None], 0)
-    return result
+        lens, skip = _argument(call, "kv_lens"), _argument(call, "skip")
+        beyond = torch.arange(results[0].shape[-1], device=lens.device) >= lens[..., None]
+        results[0].masked_fill_(beyond | (lens <= skip)[..., None], 0)
+    if call.name == "score":
+        top = _argument(call, "top")
+        own, ids, others = results[0].split([1, top, top], -1)
+        floats = torch.cat((own, others), -1).contiguous().view(torch.float32)
+        return [ids, floats]
+    return results
 
 
-def outcome(call: Call, body: Callable[..., Any]) -> tuple[Tensor, ...]:
+def outcome(call: Call, body: Callable[..., Any]) -> list[Tensor]:
     """What `body` wrote, then what it returned; zeros where the contract leaves it open."""
     own = written(call.name)
     args = call.map(lambda i, a: a.clone() if i in own else a).args
     returned = body(*args)
-    results = returned if isinstance(returned, tuple) else () if returned is None else (returned,)
-    return _undefined(call, tuple(one.clone() for one in (*(args[i] for i in own), *results)))
+    results = returned if isinstance(returned, tuple) else (returned,)
+    every = [one for one in (*(args[i] for i in own), *results) if one is not None]
+    return _read(call, [one.clone() for one in every])
 
 
-def faults(calls: tuple[Call, ...], device: str) -> list[str]:
-    """What is wrong with the bodies for `device`, of which the calls must reach a dozen."""
-    own = [call for call in calls if (call.name, device) in IMPLEMENTATIONS]
+def faults(calls: Iterable[Call], body: str, device: str) -> list[str]:
+    """What is wrong with the bodies for `body` on `device`, of which calls must reach a dozen."""
+    own = [call for call in calls if (call.name, body) in IMPLEMENTATIONS]
     assert len({call.name for call in own}) >= 12
-    found = ((call, fault(call, device)) for call in own)
+    found = ((call, fault(call, body, device)) for call in own)
     return [f"{call.name}: {why}" for call, why in found if why is not None]
 
 
-def fault(call: Call, device: str) -> str | None:
-    """How the body for `device` departs from the specification on `call`; None if it does not.
+def fault(call: Call, body: str, device: str) -> str | None:
+    """How the body for `body` departs from the specification on `call`; None if it does not.
 
-    Numbers that are not floats must be the same; floats stay within `BOUNDS` of the specification
-    in float64, or of that in their own dtype where the op also gives picks, which rounding moves.
+    Numbers that are not floats must be the same; floats stay within `BOUNDS`, of the coarsest dtype
+    among arguments and result, of the specification in float64, or of that in their own dtype where
+    the op also gives picks, which rounding moves.
     """
     call = call.map(lambda _, a: a.to(device))
-    found = outcome(call, IMPLEMENTATIONS[call.name, device])
+    found = outcome(call, IMPLEMENTATIONS[call.name, body])
     specification = SPECIFICATIONS[call.name]
     expected = outcome(call, specification)
     picks = any(not one.is_floating_point() for one in expected)
     wide = call.map(lambda _, a: a.double() if a.dtype in PLAIN else a)
     exact = expected if picks else outcome(wide, specification)
+    given = [a for a in call.args if isinstance(a, Tensor)]
+    coarsest = max(BOUNDS.get(a.dtype, 0.0) for a in (*given, *found))
     for place, (own, same, best) in enumerate(zip(found, expected, exact, strict=True)):
-        if own.dtype not in BOUNDS:
-            if not torch.equal(own, same):
-                return f"result {place}: {int((own != same).sum())} of {own.numel()} differ"
-            continue
-        if not torch.equal(own.isfinite(), best.isfinite()):
-            return f"result {place}: other values are finite"
-        live = best.isfinite()
-        away = (own[live].double() - best[live].double()).abs()
-        if not away.numel():
-            continue
-        bound = BOUNDS[own.dtype] * float(best[live].abs().max()) + TINY
-        if float(away.max()) > bound:
-            return f"result {place}: {float(away.max()):.3g} away where {bound:.3g} is allowed"
+        why = _departs(own, best, coarsest) if own.dtype in BOUNDS else _differs(own, same)
+        if why is not None:
+            return f"result {place}: {why}"
     return None
+
+
+def _differs(own: Tensor, same: Tensor) -> str | None:
+    if torch.equal(own, same):
+        return None
+    return f"{int((own != same).sum())} of {own.numel()} differ"
+
+
+def _departs(own: Tensor, best: Tensor, share: float) -> str | None:
+    """By more than `share` of the largest value."""
+    live = best.isfinite()
+    if not torch.equal(own.isfinite(), live):
+        return "other values are finite"
+    away = (own[live].double() - best[live].double()).abs()
+    bound = share * float(best[live].abs().max()) + TINY if live.any() else 0.0
+    if not away.numel() or float(away.max()) <= bound:
+        return None
+    return f"{float(away.max()):.3g} away where {bound:.3g} is allowed"

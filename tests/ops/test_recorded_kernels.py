@@ -9,28 +9,34 @@ from __future__ import annotations
 import pytest
 
 from freewheel.ops import load_kernels
+from tests.ops.kernel_device import DEVICE, needs_gpu, needs_kernels
 from tests.ops.recorded import KINDS, faults, recorded, recorded_packed, shapes, twisted
 
+pytestmark = [needs_kernels, pytest.mark.slow]
+DTYPES = ["float32", pytest.param("bfloat16", marks=needs_gpu)]
+"""The interpreter multiplies no bfloat16 matrices."""
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", ["demo", "demo-v4"])
 def test_bodies_agree_on_the_inputs_of_real_rounds(model: str, dtype: str) -> None:
     load_kernels("cuda")
-    assert faults(recorded(model, dtype), "cuda") == []
+    assert faults(recorded(model, dtype), "cuda", DEVICE) == []
 
 
+@needs_gpu
 @pytest.mark.parametrize(
     ("model", "to"), [("demo", "fp8"), ("demo-v4", "fp8"), ("demo-v4", "mxfp4")]
 )
 def test_bodies_agree_on_the_inputs_of_real_rounds_over_packed_numbers(model: str, to: str) -> None:
     load_kernels("cuda")
-    assert faults(recorded_packed(model, to), "cuda") == []
+    assert faults(recorded_packed(model, to), "cuda", DEVICE) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("model", ["demo", "demo-v4"])
 def test_bodies_agree_on_the_worst_of_activations(model: str, dtype: str, kind: str) -> None:
     load_kernels("cuda")
     calls = shapes(recorded(model, dtype))
-    assert faults(tuple(twisted(call, kind) for call in calls), "cuda") == []
+    assert faults((twisted(call, kind) for call in calls), "cuda", DEVICE) == []
