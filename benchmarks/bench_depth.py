@@ -87,7 +87,7 @@ class FixedDepth(DepthPolicy):
     def count(self, row: str, offered: int, agreed: int, left: int) -> None:
         pass
 
-    def took(self, shape: StepShape, seconds: float) -> None:
+    def took(self, shape: StepShape, seconds: float, host: float = 0.0) -> None:
         pass
 
     def forget(self, row: str) -> None:
