@@ -121,9 +121,7 @@ class Catalogue:
         if isinstance(found, PlainStorage):
             return self._plain(found, dtype, cut)
         self.requests.append(Request(found, self.dtype, cut))
-        own = empty_matrix(PlainStorage(name, tuple(shape)), dtype or self.dtype, self.device, cut)
-        self.held[name] = own.storage
-        return own.tensors()[0]
+        return self._empty(PlainStorage(name, tuple(shape)), dtype, cut)
 
     def same(self, name: str, other: str) -> bool:
         del name, other
@@ -146,10 +144,12 @@ class Catalogue:
             self.parts |= dict.fromkeys(found.wanted(), cut.share.count)
 
     def _plain(self, found: PlainStorage, dtype: torch.dtype | None, cut: Cut | None) -> Tensor:
-        request = Request(found, dtype or self.dtype, cut)
-        self.requests.append(request)
-        own = empty_matrix(found, request.dtype, self.device, cut)
-        self.held[found.name] = own.storage
+        self.requests.append(Request(found, dtype or self.dtype, cut))
+        return self._empty(found, dtype, cut)
+
+    def _empty(self, held: PlainStorage, dtype: torch.dtype | None, cut: Cut | None) -> Tensor:
+        own = empty_matrix(held, dtype or self.dtype, self.device, cut)
+        self.held[held.name] = own.storage
         return own.tensors()[0]
 
     def _record(self, shape: tuple[int, ...], wanted: dict[str, Wanted]) -> None:
