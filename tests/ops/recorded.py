@@ -73,6 +73,7 @@ class Recording(DispatchMode):
         super().__init__()
         self.calls: list[Call] = []
         self._counts: Counter[tuple[object, ...]] = Counter()
+        self._copies: dict[tuple[object, ...], Tensor] = {}
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
@@ -85,8 +86,16 @@ class Recording(DispatchMode):
             call = Call(name, every)
             self._counts[call.shape] += 1
             if self._counts[call.shape].bit_count() == 1:
-                self.calls.append(call.map(lambda _, a: a.clone()))
+                self.calls.append(call.map(self._copy))
         return func(*args, **kwargs)
+
+    def _copy(self, _: int, values: Tensor) -> Tensor:
+        """One copy serves for as long as a place holds the same, as weights do."""
+        place = (values.data_ptr(), values.shape, values.stride(), values.dtype)
+        last = self._copies.get(place)
+        if last is None or not torch.equal(last, values):
+            last = self._copies[place] = values.clone()
+        return last
 
 
 def record(model: str, dtype: str, rows: str = "auto") -> tuple[Call, ...]:
