@@ -89,6 +89,31 @@ def test_where_there_is_no_page_for_the_copy_the_block_is_computed() -> None:
     assert (request.output, request.stats.cached_tokens) == (solo(request)[0], 11)
 
 
+@pytest.mark.parametrize("pages", [2, 3])
+def test_a_copy_leaves_the_pages_that_the_first_rounds_need(pages: int) -> None:
+    """Two hold the prompt and what follows; the page that is copied would be a third one."""
+    setup = Setup(pages=(pages,), depth=1)
+    engine = Engine(setup)
+    run(engine, "a", TOKENS[:4])
+    again = run(engine, "b", TOKENS[:4])
+    assert again.stats.cached_tokens == (3 if pages == 3 else 0)
+    assert (again.output, again.stats.preemptions) == (solo(again)[0], 0)
+
+
+def test_a_copy_leaves_the_pages_that_running_requests_need() -> None:
+    setup = Setup(pages=(8,), run_ahead=0, depth=0)
+    engine = Engine(setup)
+    run(engine, "a", TOKENS[:12])
+    long = engine.add(setup.request("long", 12, max_tokens=8))
+    while len(long.output) < 5:
+        engine.step()
+    again = engine.add(setup.request("b", TOKENS[:12], max_tokens=1))
+    engine.drain()
+    assert (again.output, long.output) == (solo(again)[0], solo(long)[0])
+    assert again.stats.preemptions == long.stats.preemptions == 0
+    engine.check()
+
+
 def test_an_abort_before_the_copy_was_made_gives_both_pages_back() -> None:
     setup = Setup()
     engine = Engine(setup)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from freewheel.host.disk import DiskIndex
 from freewheel.host.moves import Moves
 from freewheel.host.pages import PageAllocator, RowAllocator
@@ -67,8 +69,13 @@ class Reservations:
             for group, pool in enumerate(self.pools)
         ]
 
-    def admit(self, request: Request) -> Tenancy:
-        """A tenancy of the lowest free row, with the pages that the prefix cache has for it."""
+    def admit(
+        self, request: Request, wanted: Callable[[Request], Sequence[int]] | None = None
+    ) -> Tenancy:
+        """A tenancy of the lowest free row, with the pages that the prefix cache has for it.
+
+        `wanted`: pages of each group that it and all others still need besides; None: no others.
+        """
         blocks, start = self.match(request), 0
         if self.prefix is not None:
             self.prefix.touch(blocks)
@@ -83,13 +90,20 @@ class Reservations:
             lower=start,
             published=len(blocks),
         )
-        self._take_over(request, tenancy)
+        self._take_over(request, tenancy, wanted)
         return tenancy
 
-    def _take_over(self, request: Request, tenancy: Tenancy) -> None:
+    def _take_over(
+        self,
+        request: Request,
+        tenancy: Tenancy,
+        wanted: Callable[[Request], Sequence[int]] | None,
+    ) -> None:
         """Where the request ends with a kept block: this too, on a page of its own.
 
-        Its last token is computed anew, which writes that page again; others read theirs.
+        Its last token is computed anew, which writes that page again; others read theirs. Until its
+        first letter has come, that takes a page more than computing the block does, and nobody
+        else may need it.
         """
         block = None if self.prefix is None else self.prefix.ending(request, tenancy.published)
         if block is None or self.prefix is None:
@@ -97,9 +111,11 @@ class Reservations:
         self.prefix.touch((block,))
         for pool, pages in zip(self.pools, block.pages, strict=True):
             pool.share(pages)
-        for group in range(len(self.pools)):
+        need = (0,) * len(self.pools) if wanted is None else wanted(request)
+        room = all(spare > pages for spare, pages in zip(self.spare, need, strict=True))
+        for group in range(len(self.pools)) if room else ():
             self.prefix.make_room(group, 1)
-        if not all(pool.free for pool in self.pools):
+        if not room or not all(pool.free for pool in self.pools):
             for pool, pages in zip(self.pools, block.pages, strict=True):
                 pool.release(pages, tenancy.last_round)
             return

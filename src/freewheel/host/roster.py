@@ -106,7 +106,7 @@ class Roster:
     def admit(self, request: Request) -> None:
         """Give a waiting request a row."""
         self.waiting.remove(request)
-        request.tenancy = self.reservations.admit(request)
+        request.tenancy = self.reservations.admit(request, self._wanted)
         if not request.preempted:
             prefix, fetched = self.reservations.prefix, request.fetched or (0, 0)
             size = 0 if prefix is None else prefix.block_size
@@ -177,6 +177,17 @@ class Roster:
         self.running.remove(request)
         self.reservations.release(request.tenancy)
         request.tenancy = None
+
+    def _wanted(self, request: Request) -> list[int]:
+        """Pages of each group that running requests need, and this one behind its certain tokens
+        to begin decoding."""
+        tokens = self.footprint.start_tokens(request.known, request.limit)
+        own = [
+            max(0, group.pages_for(tokens) - group.pages_for(request.known))
+            for group in self.footprint.groups
+        ]
+        others = [self._outstanding(one) for one in self.running]
+        return [sum(each) for each in zip(own, *others, strict=True)]
 
     def _outstanding(self, request: Request) -> tuple[int, ...]:
         tenancy = self.tenancy(request)
