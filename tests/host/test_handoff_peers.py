@@ -34,7 +34,11 @@ def test_an_engine_goes_only_where_it_was_told(
 
 
 @pytest.mark.parametrize(
-    "peer", ["", ":5", "host:", "host:0", "host:65536", "host:x", "http://host:5", "a b", "[]:5"]
+    "peer",
+    [
+        *("", ":5", "host:", "host:0", "host:65536", "host:x", "http://host:5", "a b", "[]:5"),
+        *("host:5:6", "[::1", "::1]", "[::1]x:5", "[[::1]]:5", "host]:5"),
+    ],
 )
 def test_what_is_no_peer_is_refused(peer: str) -> None:
     with pytest.raises(ConfigError, match="kv_peers: must be hosts or host:port"):
@@ -71,6 +75,15 @@ def test_a_repeated_a_changed_and_a_mirrored_message_are_not_heard() -> None:
             listener.hear()
         one.close()
         other.close()
+
+
+def test_a_proof_that_is_no_code_is_another_key() -> None:
+    ours, theirs = connected()
+    with ours, theirs:
+        reader, post = (Line(one, time.monotonic() + 5) for one in (ours, theirs))
+        post.say({"number": "0" * 32, "proof": "\ud800"})
+        with pytest.raises(WireError, match="another key"):
+            Key(b"0123456789abcdef").meet(reader)
 
 
 def test_a_key_does_not_show_itself() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import IPv6Address
 
 from freewheel.errors import ConfigError
 
@@ -103,9 +104,15 @@ def _read_peer(peer: str) -> tuple[str, int | None]:
         host, port = peer, ""  # no port, or an IPv6 address by itself
     elif not (port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
         raise wrong
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or "/" in host or any(letter.isspace() for letter in host):
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not host or any(letter in "[]/" or letter.isspace() for letter in host):
         raise wrong
+    if ":" in host:
+        try:
+            IPv6Address(host)
+        except ValueError as error:
+            raise wrong from error
     return host, int(port) if port else None
 
 

@@ -50,7 +50,7 @@ class Key:
         if not isinstance(other, str) or not isinstance(proof, str) or not _is_number(other):
             raise WireError("the other engine has no key; start both with --kv-key-file")
         session = self._session(own, other)
-        if not hmac.compare_digest(proof.encode(), _proof(session).encode()):
+        if not proof.isascii() or not hmac.compare_digest(proof, _proof(session)):
             raise WireError("the other engine has another key; give both one --kv-key-file")
         line.seal(session, "reader", "post")
 
