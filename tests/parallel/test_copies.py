@@ -73,6 +73,18 @@ def test_copies_whose_experts_are_cut_decide_the_same_and_an_idle_one_keeps_step
     assert llm.generate(PROMPTS[1], params)[0].token_ids == alone.token_ids
 
 
+def test_each_copy_takes_pages_over_from_its_own_cache() -> None:
+    """Prompts that end with a block, cold and twice warm; canaries look at the copied pages."""
+    params = SamplingParams(temperature=0, max_tokens=6)
+    prompts = [[*range(100, 228)], [*range(300, 364)], [*range(100, 164)]]
+    llm = LLM("demo", **SMALL, dp=2, check_ranks=True, guard=True, run_ahead=3, canary="all")
+    cold, *warm = [llm.generate(prompts, params) for _ in range(3)]
+    for outputs in warm:
+        assert [one.token_ids for one in outputs] == [one.token_ids for one in cold]
+        assert [one.metrics.cached_tokens for one in outputs] == [127, 63, 63]
+    assert not llm.alarm.counts and llm.executor.host_reads() == [0, 0]
+
+
 def test_a_copy_lost_in_a_round_ends_what_is_under_way_on_all() -> None:
     llm = LLM("demo", **SMALL, dp=2, ep=True)
     streams = [llm.stream(p, SamplingParams(temperature=0, max_tokens=400)) for p in PROMPTS[:2]]
