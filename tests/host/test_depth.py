@@ -294,3 +294,15 @@ def test_a_ladder_of_several_depths_needs_somebody_to_choose() -> None:
         Scheduler(ladder, (group,), (9,), 3, 16, 16, 0)
     with pytest.raises(ConfigError, match="chooses among"):
         Scheduler(ladder, (group,), (9,), 3, 16, 16, 0, policy=DepthPolicy((0, 3), 3, 2))
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_clock_that_is_too_coarse_to_see_a_round_stops_nobody(told: bool) -> None:
+    policy, load = DepthPolicy(DEPTHS, 1, RUN_AHEAD + 2), StepShape(1, 1, 0)
+    for depth in DEPTHS if told else ():
+        policy.took_empty(StepShape(1, 1 + depth, depth), 0.0)
+    for _ in range(60):
+        depth = policy.choose(load, ["a"])
+        assert depth in DEPTHS
+        policy.count("a", depth, depth, 1000)
+        policy.took(StepShape(1, 1 + depth, depth), 0.0, 0.0)

@@ -23,6 +23,9 @@ SLOPE = 0.15
 GUESSED = 2.0
 """Rounds that weigh as much as what a depth's time without rows says of its time."""
 
+LEAST = 1e-9
+"""Seconds that anything takes, also by a clock that is too coarse to see it."""
+
 BUSY = 0.85
 """Of a round's time, what the host may work for if the device is to be the slower one."""
 
@@ -75,6 +78,7 @@ class Costs:
     def took(self, shape: StepShape, seconds: float, host: float) -> None:
         """What a round of `shape` took, among others like it; `host`: of that, the seconds in which
         the host worked while the device could."""
+        seconds = max(seconds, LEAST)
         known = self._known.get(shape)
         if known is None:
             known = self._known[shape] = Known()
@@ -88,7 +92,7 @@ class Costs:
 
     def took_empty(self, shape: StepShape, seconds: float) -> None:
         """What the device took for a round of `shape` in which every row was padding."""
-        self._known.setdefault(shape, Known()).empty = seconds
+        self._known.setdefault(shape, Known()).empty = max(seconds, LEAST)
 
     def of(self, load: StepShape) -> LoadCosts:
         """Of the rounds of a load, now and later."""
