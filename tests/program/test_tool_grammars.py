@@ -266,3 +266,25 @@ def test_formats_of_raw_arguments_are_texts_of_that_format(name: str, good: str,
     found = tool_grammar(argument(type="string", format=name), "required", GLM, CONTROL)
     assert accepts(found, glm("x", ("a", True, good)), CONTROL)
     assert not accepts(found, glm("x", ("a", True, bad)), CONTROL)
+
+
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"properties": None}, "'properties' at #, which is not an object"),
+        ({"properties": ["a"]}, "'properties' at #, which is not an object"),
+        ({"properties": {}, "required": None}, "'required' at #, which is not a list"),
+        ({"properties": {"a": {}}, "required": [1]}, "'required' at #, which does not list names"),
+        ({"properties": {"a": {"anyOf": None}}}, "'anyOf' at #/properties/a, which is not a list"),
+        ({"properties": {"a": {"type": "string", "format": ["date"]}}}, "'format' at #/properties"),
+        ({"properties": {"a": {"type": "string", "pattern": 5}}}, "'pattern' at #/properties/a"),
+        ({"properties": {"a": {"enum": "abc"}}}, "'enum' at #/properties/a, which is not a list"),
+    ],
+)
+@pytest.mark.parametrize("fmt", [DSML_V32, GLM, JSON_CALLS])
+def test_a_schema_with_values_of_the_wrong_kind_is_refused_by_name(
+    schema: dict[str, Any], word: str, fmt: ToolFormat
+) -> None:
+    with pytest.raises(RequestError, match=word) as caught:
+        tool_grammar([Tool("f", {"type": "object", **schema})], "required", fmt, CONTROL)
+    assert caught.value.field == "tools"

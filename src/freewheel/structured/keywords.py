@@ -29,25 +29,46 @@ _SINGLE = frozenset(
 )
 _LISTS = frozenset("anyOf oneOf allOf prefixItems items".split())
 _NAMED = frozenset("properties patternProperties $defs definitions".split())
+_IN_WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "text"}
+_KINDS: dict[str, type] = {"properties": dict, "format": str, "pattern": str} | dict.fromkeys(
+    ("required", "anyOf", "oneOf", "enum"), list
+)
 _PERCENT = re.compile("(?:%[0-9A-Fa-f]{2})+")
 
 
 def unenforced(schema: Any) -> str | None:
     """The first keyword that nobody enforces, in words: which, where, and what may be meant."""
+    for where, part in _schemas(schema):
+        for keyword in part:
+            if not _known(keyword, part):
+                near = get_close_matches(keyword, sorted(_ENFORCED | NOTES), 1, 0.75)
+                meant = f"; did you mean {near[0]!r}?" if near else ""
+                return f"uses {keyword!r} at {where}, which would not be enforced{meant}"
+    return None
+
+
+def misshapen(schema: Any) -> str | None:
+    """The first keyword whose value is of no kind that it takes, in words."""
+    for where, part in _schemas(schema):
+        for keyword, kind in _KINDS.items():
+            if keyword in part and not isinstance(part[keyword], kind):
+                return f"has {keyword!r} at {where}, which is not {_IN_WORDS[kind]}"
+        if not all(isinstance(name, str) for name in part.get("required", ())):
+            return f"has 'required' at {where}, which does not list names"
+    return None
+
+
+def _schemas(schema: Any) -> Iterator[tuple[str, Schema]]:
+    """It, and all inside, each once and with its place."""
     waiting, seen = [("#", schema)], set[int]()
     while waiting:
         where, part = waiting.pop()
         if not isinstance(part, dict) or id(part) in seen:
             continue
         seen.add(id(part))
-        for keyword in part:
-            if not _known(keyword, part):
-                near = get_close_matches(keyword, sorted(_ENFORCED | NOTES), 1, 0.75)
-                meant = f"; did you mean {near[0]!r}?" if near else ""
-                return f"uses {keyword!r} at {where}, which would not be enforced{meant}"
+        yield where, part
         inside = [(f"{where}/{name}", one) for name, one in _parts(part)]
         waiting += [*target(schema, part.get("$ref")), *reversed(inside)]
-    return None
 
 
 def _known(keyword: str, beside: Schema) -> bool:

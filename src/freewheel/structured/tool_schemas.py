@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from freewheel.errors import RequestError
-from freewheel.structured.keywords import target, unenforced
+from freewheel.structured.keywords import misshapen, target, unenforced
 from freewheel.structured.lark import TEXT_FORMATS
 from freewheel.structured.simplify import simplified
 from freewheel.structured.values import NOTES, Nothing
@@ -32,10 +32,10 @@ _OF_OTHERS = frozenset(
 
 
 def kept(name: str, schema: Schema | None) -> Schema | None:
-    """The schema of a tool. Raises RequestError for a keyword that nobody enforces."""
-    strange = unenforced(schema)
-    if strange is not None:
-        raise RequestError("tools", f"{name}: {strange}")
+    """The schema of a tool. Raises RequestError for a keyword that nobody enforces, or reads."""
+    wrong = unenforced(schema) or misshapen(schema)
+    if wrong is not None:
+        raise RequestError("tools", f"{name}: {wrong}")
     return schema
 
 
