@@ -452,10 +452,9 @@ STRANGE: dict[str, Any] = {
     "Type": "string",
     "contentEncoding": "base64",
     "contentMediaType": "application/json",
-    "x-order": 1,
     "x-guidance": {"lenient": True},
     "strict": True,
-    "nullable": False,
+    "nullable": True,
     "dependencies": {"a": ["b"]},
     "dependentSchemas": {"a": {"required": ["b"]}},
     "additionalItems": False,
@@ -524,6 +523,14 @@ NOT_KEYWORDS: dict[str, Schema] = {
     "notes": BIT
     | {"title": "t", "description": "d", "$comment": "c", "deprecated": True}
     | {"readOnly": True, "writeOnly": False, "$schema": "s", "$id": "i"},
+    "vendors' notes": thing({"x-a": BIT | {"x-order": 1, "example": 0}}, **{"x-b": {"foo": 1}}),
+    "words that say nothing": thing(
+        {"a": {"type": "array", "items": BIT, "uniqueItems": False}}, nullable=False
+    ),
+    "vendors' notes within a reference to itself": {
+        "$defs": {"n": {"anyOf": [BIT, {"type": "array", "items": {"$ref": "#/$defs/n"}}]}},
+        "anyOf": [{"$ref": "#/$defs/n", "x-kind": "n"}],
+    },
     "an id of draft 4": BIT | {"id": "i"},
     "an anchor": {"$defs": {"n": BIT | {"$anchor": "here"}}, "$ref": "#here"},
     "a discriminator": {

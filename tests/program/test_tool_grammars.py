@@ -195,6 +195,14 @@ def argument(**schema: Any) -> list[Tool]:
 
 
 @pytest.mark.parametrize("fmt", [DSML_V32, GLM, JSON_CALLS])
+def test_notes_of_vendors_and_idle_words_change_nothing(fmt: ToolFormat) -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}}
+    plain = tool_grammar(argument(**numbers), "required", fmt, CONTROL)
+    noted = numbers | {"x-order": 1, "example": [1], "uniqueItems": False, "nullable": False}
+    assert tool_grammar(argument(**noted), "required", fmt, CONTROL) == plain
+
+
+@pytest.mark.parametrize("fmt", [DSML_V32, GLM, JSON_CALLS])
 @pytest.mark.parametrize(
     ("tools", "word"),
     [

@@ -36,6 +36,33 @@ _KINDS: dict[str, type] = {"properties": dict, "format": str, "pattern": str} | 
 _PERCENT = re.compile("(?:%[0-9A-Fa-f]{2})+")
 
 
+def bare(schema: Any) -> Any:
+    """Without what vendors note for themselves, and words that say nothing as they stand.
+
+    Those are `x-...` and `example`, `uniqueItems` and `nullable` where they are false; but not
+    `x-guidance`, which asks for something.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    own = {keyword: one for keyword, one in schema.items() if not _idle(keyword, one)}
+    for keyword, operand in own.items():
+        if keyword in _SINGLE:
+            own[keyword] = bare(operand)
+        elif keyword in _NAMED and isinstance(operand, dict):
+            own[keyword] = {name: bare(one) for name, one in operand.items()}
+        if keyword in _LISTS and isinstance(operand, list):
+            own[keyword] = [bare(one) for one in operand]
+    return own
+
+
+def _idle(keyword: Any, operand: Any) -> bool:
+    if keyword in ("uniqueItems", "nullable"):
+        return operand is False
+    if keyword in ("example", "x-guidance"):
+        return keyword == "example"
+    return isinstance(keyword, str) and keyword.startswith("x-")
+
+
 def unenforced(schema: Any) -> str | None:
     """The first keyword that nobody enforces, in words: which, where, and what may be meant."""
     for where, part in _schemas(schema):

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from freewheel.structured.keywords import unenforced
+from freewheel.structured.keywords import bare, unenforced
 from freewheel.structured.simplify import simplified
 from freewheel.structured.values import NOTES, Nothing
 
@@ -34,7 +34,7 @@ class Refusal(Exception):
 def parsed(source: str) -> Any:
     """The schema of JSON text, in as few keywords as may be. Raises Refusal for what is none."""
     try:
-        schema = json.loads(source, parse_float=_finite, parse_constant=_no_number)
+        schema = bare(json.loads(source, parse_float=_finite, parse_constant=_no_number))
     except (ValueError, RecursionError) as error:
         raise Refusal(f"is not JSON: {error}") from error
     if not isinstance(schema, dict):

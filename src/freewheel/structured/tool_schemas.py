@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from freewheel.errors import RequestError
-from freewheel.structured.keywords import misshapen, target, unenforced
+from freewheel.structured.keywords import bare, misshapen, target, unenforced
 from freewheel.structured.lark import TEXT_FORMATS
 from freewheel.structured.simplify import simplified
 from freewheel.structured.values import NOTES, Nothing
@@ -32,7 +32,13 @@ _OF_OTHERS = frozenset(
 
 
 def kept(name: str, schema: Schema | None) -> Schema | None:
-    """The schema of a tool. Raises RequestError for a keyword that nobody enforces, or reads."""
+    """The schema of a tool, without notes of vendors. Raises RequestError for a keyword that nobody
+    enforces, or reads.
+    """
+    try:
+        schema = bare(schema)
+    except RecursionError as error:
+        raise RequestError("tools", f"{name}: is nested too deeply") from error
     wrong = unenforced(schema) or misshapen(schema)
     if wrong is not None:
         raise RequestError("tools", f"{name}: {wrong}")
