@@ -283,9 +283,12 @@ def find_model(name: str, load_format: str = "safetensors") -> Path:
         return Path(str(files("freewheel") / "checkpoints" / name))
     if name and _is_folder(name):
         return Path(name).expanduser()
+    fix = "nothing is downloaded: give the folder of a model that is here"
+    if name.endswith(".json"):
+        fix = "give the folder; such a file serves `freewheel plan` and load_format='dummy'"
     raise CheckpointError(
         f"model: {name!r} is neither a folder nor a shipped model ({', '.join(SHIPPED_MODELS)}); "
-        f"nothing is downloaded: give the folder of a model that is here"
+        f"{fix}"
     )
 
 

@@ -207,11 +207,11 @@ def test_a_budget_of_whole_pages_gives_exactly_these_pages(folders: dict[str, Pa
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("specualte", "speculate is"),
-        ("tensor_parallel_size", "tp is"),
-        ("max_model_len", "context_len is"),
-        ("mem_fraction_static", "cache_bytes is"),
-        ("disable_radix_cache", "prefix_cache is"),
+        ("specualte", "use speculate"),
+        ("tensor_parallel_size", "use tp"),
+        ("max_model_len", "use context_len"),
+        ("mem_fraction_static", "use cache_bytes"),
+        ("disable_radix_cache", "use prefix_cache"),
         ("trust_remote_code", "no code of a checkpoint"),
         ("nothing_like_it", "docs/api.md"),
     ],
@@ -236,10 +236,10 @@ def test_every_hint_names_an_option() -> None:
     [
         ("n", r"give the prompt so many times"),
         ("best_of", "answers are not ranked"),
-        ("guided_json", "json_schema is"),
+        ("guided_json", "use json_schema"),
         ("structured_outputs", "fields of their own"),
-        ("max_new_tokens", "max_tokens is"),
-        ("temprature", "temperature is"),
+        ("max_new_tokens", "use max_tokens"),
+        ("temprature", "use temperature"),
         ("nothing_like_it", "docs/api.md"),
     ],
 )

@@ -180,14 +180,27 @@ def test_bad_arguments_exit_2_and_name_the_option(
 @pytest.mark.parametrize(
     ("command", "option", "hint"),
     [
-        ("serve", "--tensor-parallel-size", "--tp is"),
-        ("serve", "--max-model-len=4096", "--context-len is"),
-        ("serve", "--gpu-memory-utilization", "--cache-bytes is"),
-        ("serve", "--enable-prefix-caching", "--prefix-cache is"),
-        ("serve", "--speculative-config", "--speculate is"),
-        ("serve", "--served-model-name", "--served-name"),
+        ("serve", "--tensor-parallel-size", "use --tp"),
+        ("serve", "--max-model-len=4096", "use --context-len"),
+        ("serve", "--gpu-memory-utilization", "use --cache-bytes: in bytes, not a share"),
+        ("serve", "--mem-fraction-static", "use --cache-bytes: in bytes, not a share"),
+        ("serve", "--max-num-batched-tokens", "use --chunk: prompt tokens of each request"),
+        ("serve", "--enable-prefix-caching", "use --prefix-cache: on unless"),
+        ("serve", "--disable-radix-cache", "--no-prefix-cache"),
+        ("serve", "--speculative-config", "use --speculate"),
+        ("serve", "--served-model-name", "use --served-name"),
+        ("generate", "--served-model-name", "freewheel serve --served-name"),
         ("generate", "--trust-remote-code", "no code of a checkpoint is ever run"),
-        ("bench", "--speculative-num-steps", "--speculate is"),
+        ("serve", "--tool-call-parser", "built in, and read from the model's folder"),
+        ("serve", "--reasoning-parser=x", "built in, and read from the model's folder"),
+        ("serve", "--enable-auto-tool-choice", "built in, and read from the model's folder"),
+        ("serve", "--chat-template", "built in, and read from the model's folder"),
+        ("serve", "--disable-log-requests", "nothing to switch off"),
+        ("serve", "--cpu-offload-gb", "weights stay on the devices"),
+        ("serve", "--model=my-model", "the model stands without an option: "),
+        ("serve", "--model-path=my-model", "serve my-model"),
+        ("bench", "--speculative-num-steps", "use --speculate"),
+        ("bench", "--num-prompts", "use --requests"),
     ],
 )
 def test_options_of_other_engines_are_told_ours(
@@ -197,6 +210,31 @@ def test_options_of_other_engines_are_told_ours(
     said = " ".join(ran.err.replace("\u2502", " ").split())
     assert ran.code == 2 and "No such option" in said
     assert hint in said and "Traceback" not in said
+
+
+def test_a_load_on_a_server_is_told_how_many_requests_are_named(freewheel: Any) -> None:
+    ran = freewheel("bench", "serve", "--requests", "4")
+    assert ran.code == 2 and "use --num-prompts" in " ".join(ran.err.split())
+
+
+def test_a_name_that_shares_one_word_alone_is_not_suggested(freewheel: Any) -> None:
+    ran = freewheel("serve", "--log-requests")
+    assert ran.code == 2 and "use --" not in ran.err
+
+
+@pytest.mark.parametrize("verb", ["throughput", "latency", "offlien"])
+def test_a_verb_of_bench_that_there_is_not_is_answered_with_those_there_are(
+    freewheel: Any, verb: str
+) -> None:
+    ran = freewheel("bench", verb, "demo")
+    said = " ".join(ran.err.replace("\u2502", " ").split())
+    assert ran.code == 2 and f"No such verb: {verb}" in said
+    assert "decode, kernels, offline, picture, serve" in said
+
+
+def test_a_config_alone_is_no_model_to_inspect_and_who_takes_it_is_said(freewheel: Any) -> None:
+    ran = freewheel("inspect", "benchmarks/configs/v32.json")
+    assert ran.code == 2 and "give the folder" in ran.err and "freewheel plan" in ran.err
 
 
 def test_log_lines_have_a_time_and_a_level(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,11 +16,11 @@ from typer.core import TyperGroup
 from freewheel.bench import Workload, plan_runs
 from freewheel.cli import bench_decode, bench_kernels, bench_serve
 from freewheel.cli import options as o
-from freewheel.cli.hinting import Hinting
+from freewheel.cli.hinting import Hinting, UsageError
 from freewheel.cli.later import Later
 from freewheel.cli.terminal import answers, open_llm, write_json
 from freewheel.config import find_model
-from freewheel.errors import RequestError
+from freewheel.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
     from freewheel.bench import BenchRun
@@ -29,6 +29,9 @@ else:
     measuring = Later("freewheel.bench.offline")
 
 PROMPT_TOKENS = 64
+
+VERBS_ELSEWHERE = ("throughput", "latency", "startup", "sweep")
+"""Of vLLM's `bench`."""
 
 HELP = (
     "Time a fixed workload for each batch and number of drafts.\n\n"
@@ -219,11 +222,30 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
+def _means_a_verb(args: list[str]) -> bool:
+    """Two words in a row are no model: a model stands alone, with options behind it."""
+    words = [word for word in args[:2] if not word.startswith("-")]
+    if not words or words[0] != args[0]:
+        return False
+    try:
+        find_model(words[0])
+    except CheckpointError:
+        return len(words) == 2 or words[0] in VERBS_ELSEWHERE
+    return False
+
+
 class OfflineByDefault(TyperGroup):
     """Whatever begins with none of its verbs is for `offline`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises a usage error for a verb that there is not."""
         if args and args[0] not in self.commands and args[0] != "--help":
+            if _means_a_verb(args):
+                raise UsageError(
+                    f"No such verb: {args[0]}; there are {', '.join(sorted(self.commands))}. "
+                    "`bench offline MODEL` measures throughput and latency without a server",
+                    ctx=ctx,
+                )
             args = ["offline", *args]
         return super().parse_args(ctx, args)
 

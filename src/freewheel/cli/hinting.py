@@ -10,7 +10,7 @@ from typer.core import TyperCommand
 
 from freewheel.spec.elsewhere import option_hint
 
-_UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
+UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 """Of the click that typer uses, which may be its own."""
 
 
@@ -18,12 +18,31 @@ class Hinting(TyperCommand):
     """Says of an option that it lacks which of its own is meant, or why there is none."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)
         try:
             return super().parse_args(ctx, args)
-        except _UsageError as error:
+        except UsageError as error:
             option = vars(error).get("option_name")
-            known = [one.name for one in self.params if one.name is not None]
-            hint = option_hint(option, known) if isinstance(option, str) else ""
+            hint = self._hint(ctx, option, given) if isinstance(option, str) else ""
             if not hint:
                 raise
-            raise _UsageError(f"No such option: {option}; {hint}", ctx=ctx) from error
+            raise UsageError(f"No such option: {option}; {hint}", ctx=ctx) from error
+
+    def _hint(self, ctx: Any, option: str, given: list[str]) -> str:
+        options = {one.name for one in self.params if one.param_type_name == "option"}
+        arguments = {one.name for one in self.params if one.param_type_name == "argument"}
+        value = _value_of(option, given)
+        standing = {
+            name: f"{ctx.command_path} {value or name.upper()}" for name in arguments if name
+        }
+        return option_hint(option, sorted(filter(None, options)), standing)
+
+
+def _value_of(option: str, given: list[str]) -> str:
+    """What was given with an option; empty if nothing was."""
+    for place, word in enumerate(given):
+        name, _, value = word.partition("=")
+        if name == option:
+            following = given[place + 1 : place + 2]
+            return value or next((one for one in following if not one.startswith("-")), "")
+    return ""

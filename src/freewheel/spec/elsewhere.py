@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
 _ELSEWHERE = {
@@ -17,16 +17,44 @@ _ELSEWHERE = {
     "speculative_num_draft_tokens speculative_eagle_topk",
     "drafter": "speculative_algorithm speculative_model speculative_draft_model_path",
     "page_size": "block_size",
-    "prefix_cache": "enable_prefix_caching disable_radix_cache",
+    "prefix_cache": "enable_prefix_caching no_enable_prefix_caching disable_radix_cache",
     "cache_bytes": "gpu_memory_utilization mem_fraction_static kv_cache_memory_bytes "
     "num_gpu_blocks_override max_total_tokens",
-    "host_cache_gb": "swap_space cpu_offload_gb hicache_size hicache_ratio kv_offloading_size",
+    "host_cache_gb": "swap_space hicache_size hicache_ratio kv_offloading_size",
     "graph": "enforce_eager disable_cuda_graph compilation_config",
     "deterministic": "enable_deterministic_inference",
     "run_ahead": "async_scheduling disable_overlap_schedule",
     "model": "model_path model_name",
 }
+_BUT = {
+    "prompt tokens of each request in a round, not of all together": "max_num_batched_tokens",
+    "in bytes, not a share of the memory": "gpu_memory_utilization mem_fraction_static",
+    "in bytes, not in blocks": "num_gpu_blocks_override",
+    "in bytes, not in tokens": "max_total_tokens",
+    "in GB of 10^9 bytes, not a ratio": "hicache_ratio",
+    "eager is the one without graphs": "enforce_eager disable_cuda_graph",
+    "prompts are always computed in chunks of so many tokens": "enable_chunked_prefill",
+    "on unless --no-prefix-cache (prefix_cache=False) is given": "enable_prefix_caching "
+    "no_enable_prefix_caching disable_radix_cache",
+    "0 waits for every round": "disable_overlap_schedule",
+}
+"""What is to be known of names that do not mean quite the same."""
+_COMMANDS = {
+    "served_name": "served_model_name",
+    "num_prompts": "requests num_requests",
+    "requests": "num_prompts num_requests",
+}
+"""Options that commands have besides an engine's."""
+_TALK = (
+    "it is built in, and read from the model's folder (docs/serving.md, conversations and tools)"
+)
 _REASONS = {
+    _TALK: "tool_call_parser reasoning_parser enable_auto_tool_choice chat_template "
+    "tool_parser_plugin enable_reasoning tool_server chat_template_content_format",
+    "there is nothing to switch off: a request is one line, without its text": (
+        "disable_log_requests no_enable_log_requests disable_log_stats"
+    ),
+    "weights stay on the devices; tp shares them among several": "cpu_offload_gb",
     "no code of a checkpoint is ever run": "trust_remote_code allow_remote_code",
     "it is the model folder's own tokenizer.json": "tokenizer tokenizer_path tokenizer_mode",
     "weights run as they are stored; `freewheel convert` stores them otherwise": "quantization",
@@ -34,7 +62,7 @@ _REASONS = {
     "layers are not spread over stages; tp shares every layer": "pipeline_parallel_size pp_size",
     "kernels are chosen by the device and by how the weights are stored": "attention_backend",
     "a request has it: SamplingParams(seed=..)": "seed random_seed",
-    "a server has it: freewheel serve --served-name": "served_model_name",
+    "a server's option: freewheel serve --served-name": "served_model_name",
 }
 _IN_PARAMS = {
     "max_tokens": "max_new_tokens max_completion_tokens max_length max_gen_len",
@@ -66,6 +94,21 @@ _NOT_IN_PARAMS = {
     "priority": "LLM.generate and LLM.stream have it",
     "cache_salt": "LLM.generate and LLM.stream have it",
 }
+_ARGUMENTS = {
+    "sampling_params": "params",
+    "sampling_param": "params",
+    "prompt_token_ids": "prompts prompt",
+    "input_ids": "prompts prompt",
+    "text": "prompts prompt",
+    "inputs": "prompts prompt",
+    "conversation": "messages",
+}
+_NO_ARGUMENTS = {
+    "use_tqdm": "there is no bar to switch off",
+    "lora_request": "there are no adapters",
+    "return_hidden_states": "there are none to be had",
+}
+_MORE = " (docs/api.md says more)"
 _IN_REQUESTS = {
     "structured_outputs or response_format": "guided_json guided_regex guided_choice "
     "guided_grammar guided_decoding_backend guided_whitespace_pattern json_schema regex ebnf",
@@ -93,13 +136,20 @@ def _turned(names: dict[str, str]) -> dict[str, str]:
     return {theirs: own for own, all_of_them in names.items() for theirs in all_of_them.split()}
 
 
-_ABSENT, _NAMES = _turned(_REASONS), _turned(_ELSEWHERE)
+_ABSENT, _NAMES, _NOTES = _turned(_REASONS), _turned(_ELSEWHERE), _turned(_BUT)
 _PARAMS, _FIELDS = _turned(_IN_PARAMS), _turned(_IN_REQUESTS)
+_LIKENESS = 0.78
+"""Of a name that was meant: less finds one that only shares a word."""
 
 
-def _own(name: str, names: dict[str, str], known: Iterable[str]) -> str | None:
-    close = get_close_matches(name, list(known), n=1)
-    return names.get(name) or (close[0] if close else None)
+def near(name: str, known: Iterable[str]) -> str | None:
+    """The name that is most like a misspelt one; None if none is."""
+    close = get_close_matches(name, list(known), n=1, cutoff=_LIKENESS)
+    return close[0] if close else None
+
+
+def _noted(advice: str, name: str) -> str:
+    return f"{advice}: {_NOTES[name]}" if name in _NOTES else advice
 
 
 def hint(name: str, known: Iterable[str]) -> str:
@@ -107,29 +157,53 @@ def hint(name: str, known: Iterable[str]) -> str:
     sentence. `known`: the options that there are."""
     if name in _ABSENT:
         return _ABSENT[name]
-    meant = _own(name, _NAMES, known)
-    return "docs/api.md lists them" if meant is None else f"{meant} is; docs/api.md says more"
+    meant = _NAMES.get(name) or near(name, known)
+    return "docs/api.md lists them" if meant is None else f"{_noted(f'use {meant}', name)}{_MORE}"
 
 
-def option_hint(option: str, known: Iterable[str]) -> str:
-    """The same for `--option` of a command; empty if nothing is known of it."""
+def option_hint(option: str, known: Iterable[str], standing: Mapping[str, str]) -> str:
+    """The same for `--option` of a command; empty if nothing is known of it.
+
+    `known`: its options; `standing`: arguments that stand without a name, and how they are given.
+    """
     name, there = option.lstrip("-").split("=", 1)[0].replace("-", "_"), list(known)
-    if name in _ABSENT and name not in there:
+    meant = next((own for own, names in _COMMANDS.items() if _is_in(name, names, own, there)), None)
+    if meant is None and name in _ABSENT:
         return _ABSENT[name]
-    meant = _own(name, _NAMES, there)
-    return "" if meant not in there else f"--{meant.replace('_', '-')} is"
+    meant = meant or _NAMES.get(name) or near(name, [*there, *standing]) or ""
+    if meant in standing:
+        return f"the {meant} stands without an option: {standing[meant]}"
+    return _noted(f"use --{meant.replace('_', '-')}", name) if meant in there else ""
+
+
+def _is_in(name: str, names: str, own: str, there: list[str]) -> bool:
+    return own in there and name in names.split()
 
 
 def params_hint(name: str, known: Iterable[str]) -> str:
     """The same for a field of SamplingParams."""
     if name in _NOT_IN_PARAMS:
         return _NOT_IN_PARAMS[name]
-    meant = _own(name, _PARAMS, known)
-    return "docs/api.md lists them" if meant is None else f"{meant} is"
+    meant = _PARAMS.get(name) or near(name, known)
+    return "docs/api.md lists them" if meant is None else f"use {meant}"
 
 
-def field_hint(name: str) -> str:
-    """The same for a field of a request over HTTP; empty if nothing is known of it."""
+def argument_hint(name: str, known: Iterable[str], wishes: Iterable[str]) -> str:
+    """The same for an argument of a method of LLM. `wishes`: the fields of SamplingParams."""
+    if name in _NO_ARGUMENTS:
+        return _NO_ARGUMENTS[name]
+    there = list(known)
+    meant = next((one for one in _ARGUMENTS.get(name, "").split() if one in there), None)
+    if meant is None and name in wishes:
+        return f"use params=SamplingParams({name}=..)"
+    meant = meant or near(name, there)
+    return "docs/api.md lists them" if meant is None else f"use {meant}"
+
+
+def field_hint(name: str, known: Iterable[str] = ()) -> str:
+    """The same for a field of a request over HTTP, which may have those that are `known`; empty if
+    nothing is known of it."""
     if name in _NOT_IN_REQUESTS:
         return _NOT_IN_REQUESTS[name]
-    return f"{_FIELDS[name]} is" if name in _FIELDS else ""
+    meant = _FIELDS.get(name) or near(name, known)
+    return f"use {meant}" if meant else ""
