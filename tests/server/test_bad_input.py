@@ -215,18 +215,50 @@ def test_a_bad_completion_is_refused_by_its_field(
 @pytest.mark.parametrize(
     ("field", "hint"),
     [
-        ("guided_json", "structured_outputs or response_format is"),
-        ("guided_regex", "structured_outputs or response_format is"),
-        ("max_new_tokens", "max_tokens is"),
+        ("guided_json", "use structured_outputs or response_format"),
+        ("guided_regex", "use structured_outputs or response_format"),
+        ("max_new_tokens", "use max_tokens"),
         ("use_beam_search", "there is no beam search"),
         ("extra_body", "stand in the request itself"),
         ("best_of", "n gives several"),
+        ("temprature", "use temperature"),
+        ("max_tokenz", "use max_tokens"),
     ],
 )
 def test_a_field_of_another_server_is_told_ours(server: Running, field: str, hint: str) -> None:
     found = server.http.post("/v1/completions", json={"prompt": "Hello", field: 2})
     check_refused(found, field)
     assert hint in found.json()["error"]["message"]
+
+
+def test_a_misspelt_field_is_told_those_of_its_own_address(server: Running) -> None:
+    asked = {"messages": ASKED, "max_completion_token": 2}
+    found = server.http.post("/v1/chat/completions", json=asked)
+    assert "use max_completion_tokens" in found.json()["error"]["message"]
+    found = server.http.post("/tokenize", json={"prompt": "a", "temprature": 2})
+    check_refused(found, "temprature")
+    assert "use" not in found.json()["error"]["message"]
+
+
+USUAL = {
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+    "include_reasoning": True,
+}
+
+
+def test_what_other_servers_clients_always_send_is_taken_with_that_value_alone(
+    server: Running,
+) -> None:
+    asked: dict[str, Any] = {"messages": ASKED, "max_tokens": 2, "temperature": 0}
+    found = server.http.post("/v1/chat/completions", json=asked | USUAL).json()
+    plain = server.http.post("/v1/chat/completions", json=asked).json()
+    assert found["choices"] == plain["choices"]
+    for field, value in USUAL.items():
+        other = server.http.post("/v1/chat/completions", json=asked | {field: not value})
+        check_refused(other, field)
 
 
 @pytest.mark.parametrize(("extra", "field"), CHATS)

@@ -85,6 +85,16 @@ class Sampling(Strict):
     thinking_token_budget: Count | None = None
 
 
+class Usual(Strict):
+    """What clients of vLLM and of SGLang send with every chat: the only value that there is."""
+
+    add_generation_prompt: Literal[True] | None = None
+    continue_final_message: Literal[False] | None = None
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: Literal[True] | None = None
+    include_reasoning: Literal[True] | None = None
+
+
 class KvTransfer(Strict):
     """vLLM's: a prefill engine is told `do_remote_decode` and answers with the rest, which a
     decode engine is then told."""

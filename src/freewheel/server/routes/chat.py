@@ -19,7 +19,7 @@ from freewheel.server.handoff import handing_of
 from freewheel.server.respond import Streamed, Whole, event
 from freewheel.server.routes.shapes import new_id, now, usage_object
 from freewheel.server.sampling import sampling_params
-from freewheel.server.schema import Choices, Count, ShortText, Strict, Text
+from freewheel.server.schema import Choices, Count, ShortText, Strict, Text, Usual
 from freewheel.server.scores import chat_logprobs, prompt_object
 from freewheel.server.serving import Served, Serving
 from freewheel.server.structure import ResponseFormat, structure_of
@@ -83,7 +83,7 @@ class TemplateSettings(Strict):
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class Talked(Strict):
+class Talked(Usual):
     """What a prompt is made of besides its messages."""
 
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
