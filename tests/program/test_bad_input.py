@@ -104,11 +104,11 @@ BAD_FIELDS: dict[str, list[Any]] = {
     "temperature": [10**400, float("nan"), float("inf"), -1, 1e-4, 101, "1", None, True, [1]],
     "top_p": [0, -0.1, 1.1, float("nan"), "1", None],
     "min_p": [-0.1, 1.1, float("nan"), None],
-    "top_k": [-1, 1.0, 2**31, True, None, np.int64(1)],
+    "top_k": [-2, 1.0, 2**31, True, None, np.int64(1)],
     "seed": [2**63, -(2**63) - 1, 1.0, "a", True],
     "max_tokens": [0, -1, 4.0, 2**31, "4", True],
     "min_tokens": [-1, 300, None, 1.0],
-    "stop": [None, "a", 5, ("a", 1), ("",), {"a"}, (s for s in "a"), ("\ud800",), b"a", (b"a",)],
+    "stop": [None, "", 5, ("a", 1), ("",), {"a"}, (s for s in "a"), ("\ud800",), b"a", (b"a",)],
     "stop_token_ids": [None, 3, "abc", (-1,), (1.0,), (True,), {1}, (np.int64(1),), (1,) * 9],
     "ignore_eos": ["no", None, 0],
     "skip_special_tokens": ["yes", None, 1],
@@ -122,6 +122,33 @@ def test_sampling_params_of_a_wrong_kind_or_size_are_named(field: str) -> None:
         with pytest.raises(RequestError, match=f"^{field}: ") as raised:
             SamplingParams(**{field: value})
         assert raised.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        ({"prompts": "a", "sampling_params": GREEDY}, "sampling_params: .*generate; use params"),
+        ({"prompt": "a"}, "prompt: .*use prompts"),
+        ({"prompt_token_ids": [1]}, "prompt_token_ids: .*use prompts"),
+        ({"prompts": "a", "use_tqdm": False}, "use_tqdm: .*no bar"),
+        ({"prompts": "a", "max_tokens": 3}, r"use params=SamplingParams\(max_tokens="),
+    ],
+)
+def test_an_argument_by_another_engines_name_is_told_ours(
+    llm: LLM, given: dict[str, Any], answer: str
+) -> None:
+    with pytest.raises(RequestError, match=answer):
+        llm.generate(**given)
+    with pytest.raises(
+        RequestError, match=r"sampling_params: is no argument of stream; use params"
+    ):
+        llm.stream("a", sampling_params=GREEDY)  # type: ignore[call-arg]
+
+
+def test_the_fields_own_ways_to_say_off_and_one_stop_are_taken() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    assert SamplingParams(stop="end") == SamplingParams(stop=("end",))
+    assert replace(SamplingParams(stop="end"), seed=1).stop == ("end",)
 
 
 def test_lists_of_stops_are_taken_as_they_were() -> None:
@@ -271,7 +298,7 @@ def test_a_conversation_of_another_form_is_refused(messages: Any, word: str) -> 
     assert refused.value.field == "messages"
 
 
-@pytest.mark.parametrize("stop", ["end", [""], [3], ("a", "")])
+@pytest.mark.parametrize("stop", ["", [""], [3], ("a", "")])
 def test_stop_strings_of_another_form_are_refused_in_plain_words(stop: Any) -> None:
     with pytest.raises(RequestError, match=r"^stop: must be a list of non-empty strings"):
         SamplingParams(stop=stop)

@@ -3,11 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 
 from freewheel.errors import RequestError
 from freewheel.spec import SamplingParams
+from freewheel.spec.elsewhere import argument_hint
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def names_its_arguments(method: Callable[P, R]) -> Callable[P, R]:
+    """`method`, which raises RequestError for an argument that it lacks, with what is meant."""
+    known = signature(method).parameters
+
+    @wraps(method)
+    def called(*given: P.args, **named: P.kwargs) -> R:
+        for name in named:
+            if name not in known:
+                hint = argument_hint(name, known, SamplingParams.__dataclass_fields__)
+                raise RequestError(name, f"is no argument of {method.__name__}; {hint}")
+        return method(*given, **named)
+
+    return called
+
 
 Prompt = str | Sequence[int]
 """Text, or token ids."""

@@ -17,6 +17,7 @@ from freewheel.engine.arguments import (
     check_priority,
     is_list,
     kind_of,
+    names_its_arguments,
     param_list,
     priorities,
     prompt_list,
@@ -119,6 +120,7 @@ class LLM:
                 if not (shape.for_prompts or shape.extras or shape.tables or shape.catches_up):
                     self._policy.took_empty(shape, self.executor.idle_seconds(shape))
 
+    @names_its_arguments
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -152,6 +154,7 @@ class LLM:
         finally:
             self._session.close([request.id for request in requests])
 
+    @names_its_arguments
     def chat(
         self,
         messages: Turns | Sequence[Turns],
@@ -206,6 +209,7 @@ class LLM:
             under_way.append(one)
         return live
 
+    @names_its_arguments
     def stream(
         self,
         prompt: Prompt,
@@ -325,7 +329,9 @@ class LLM:
     def _text_of(self, request: Request) -> TextStream:
         params = request.params
         decode = partial(self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
-        return TextStream(decode, params.stop, params.include_stop_str_in_output, params.min_tokens)
+        return TextStream(
+            decode, params.stops, params.include_stop_str_in_output, params.min_tokens
+        )
 
     def _new_scheduler(self) -> Scheduler | Fleet:
         """Of every copy of the model."""

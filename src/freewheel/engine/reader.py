@@ -132,4 +132,4 @@ class Reader:
     def _new_text(self) -> TextStream:
         params = self._params
         minimum = max(0, params.min_tokens - self._base)
-        return TextStream(self._decode, params.stop, params.include_stop_str_in_output, minimum)
+        return TextStream(self._decode, params.stops, params.include_stop_str_in_output, minimum)

@@ -61,10 +61,6 @@ def for_choice(params: SamplingParams, index: int) -> SamplingParams:
 
 
 def _converted(name: str, value: Any) -> Any:
-    if name == "stop":
-        return (value,) if isinstance(value, str) else tuple(value)
-    if name == "top_k":
-        return max(value, 0)  # vLLM's -1 is off
     if name == "logit_bias":
         return {int(token): bias for token, bias in value.items()}
     return tuple(value) if isinstance(value, list) else value

@@ -57,9 +57,9 @@ class SamplingParams:
 
     `temperature` 0 is greedy. Filters apply in the order temperature, top_k, top_p, min_p, each
     to what the one before left. `seed` None draws one; a given seed makes the text reproducible,
-    whatever the draft depth or the company. `max_tokens` None runs to the context limit. `stop` and
-    `stop_token_ids` may be given as lists. Penalties, `logit_bias`, `bad_words` and
-    `allowed_token_ids` come before the temperature; `spec.adjustments` says what they do.
+    whatever the draft depth or the company. `top_k` -1 is 0, off. `max_tokens` None runs to the
+    context limit. `stop` may be given as one text; it and `stop_token_ids` as lists. Penalties,
+    `logit_bias`, `bad_words` and `allowed_token_ids` come before the temperature; `spec.adjustments` says what they do.
     `logprobs`: report the log-probability of each token, and of so many of the likeliest (0 to 20),
     by the model's own logits, before anything here changed them; `prompt_logprobs`: also of the
     prompt's tokens. At most one of `json_schema` (an object, or its JSON text), `regex` and
@@ -93,7 +93,7 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int | None = DEFAULT_MAX_TOKENS
     min_tokens: int = 0
-    stop: tuple[str, ...] = ()
+    stop: tuple[str, ...] | str = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -116,7 +116,8 @@ class SamplingParams:
         check_number("min_p", self.min_p, 0.0, 1.0)
         if self.top_p == 0.0:
             raise RequestError("top_p", "must be above 0; use temperature 0 for greedy decoding")
-        check_count("top_k", self.top_k, 0)
+        check_count("top_k", self.top_k, -1)
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
         check_count("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None:
             check_count("max_tokens", self.max_tokens, 1)
@@ -131,8 +132,8 @@ class SamplingParams:
         for field in ("logprobs", "prompt_logprobs"):
             if vars(self)[field] is not None:
                 check_count(field, vars(self)[field], 0, MAX_LOGPROBS)
-        for field in ("stop", "bad_words"):
-            object.__setattr__(self, field, texts_of(field, vars(self)[field]))
+        object.__setattr__(self, "stop", texts_of("stop", self.stops))
+        object.__setattr__(self, "bad_words", texts_of("bad_words", self.bad_words))
         stop_ids = ids_of("stop_token_ids", self.stop_token_ids, MAX_STOP_IDS)
         object.__setattr__(self, "stop_token_ids", stop_ids)
 
@@ -180,6 +181,11 @@ class SamplingParams:
         if self.json_object:
             return "json_object", ""
         return None if self.choice is None else ("choice", json.dumps(self.choice))
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """`stop` as several texts."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
