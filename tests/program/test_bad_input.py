@@ -145,6 +145,22 @@ def test_an_argument_by_another_engines_name_is_told_ours(
         llm.stream("a", sampling_params=GREEDY)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    ("regex", "answer"),
+    [
+        ("(", "position 0"),
+        ("ab[", "position 2"),
+        ("a{2,1}", "min repeat greater"),
+        ("*a", "nothing"),
+    ],
+)
+def test_what_is_wrong_with_an_expression_is_said_and_where(
+    llm: LLM, regex: str, answer: str
+) -> None:
+    with pytest.raises(RequestError, match=f"^regex: is no regular expression: .*{answer}"):
+        llm.generate("a", SamplingParams(regex=regex))
+
+
 def test_the_fields_own_ways_to_say_off_and_one_stop_are_taken() -> None:
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
     assert SamplingParams(stop="end") == SamplingParams(stop=("end",))

@@ -59,7 +59,8 @@ class SamplingParams:
     to what the one before left. `seed` None draws one; a given seed makes the text reproducible,
     whatever the draft depth or the company. `top_k` -1 is 0, off. `max_tokens` None runs to the
     context limit. `stop` may be given as one text; it and `stop_token_ids` as lists. Penalties,
-    `logit_bias`, `bad_words` and `allowed_token_ids` come before the temperature; `spec.adjustments` says what they do.
+    `logit_bias`, `bad_words` and `allowed_token_ids` come before the temperature;
+    `spec.adjustments` says what they do.
     `logprobs`: report the log-probability of each token, and of so many of the likeliest (0 to 20),
     by the model's own logits, before anything here changed them; `prompt_logprobs`: also of the
     prompt's tokens. At most one of `json_schema` (an object, or its JSON text), `regex` and

@@ -9,6 +9,7 @@ made becomes a grammar that the host follows, if llguidance can.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -133,11 +134,20 @@ def automaton_of(regex: str) -> ByteAutomaton:
         Index(inside, _BYTES)  # brackets must be whole without the mark
         index = Index(f"(?:{inside}){_MARK}", _BYTES)
     except ValueError as error:
-        raise Refusal(f"cannot be turned into an automaton: {error}") from error
+        raise Refusal(_wrong_with(regex, error)) from error
     finals = set(index.get_final_states())
     transitions = index.get_transitions()
     ends = [state for state, row in transitions.items() if row.get(ord(_MARK)) in finals]
     return byte_automaton(transitions, index.get_initial_state(), ends, ord(_MARK))
+
+
+def _wrong_with(regex: str, error: ValueError) -> str:
+    """What another reader says of an expression: the library itself does not say where it ends."""
+    try:
+        re.compile(regex)
+    except re.error as found:
+        return f"is no regular expression: {found}"
+    return f"cannot be turned into an automaton: {error}"
 
 
 def _without_anchors(regex: str) -> str:
