@@ -17,6 +17,7 @@ from freewheel.runtime.follow import follow_local, join
 from freewheel.runtime.kernel_bench import KernelTime, PeerTime, bench_kernels, choose_cells
 from freewheel.runtime.machine import Machine
 from freewheel.runtime.outline import outline
+from freewheel.runtime.parallel import kill_ranks
 from freewheel.runtime.planning import GpuPlan, plan_gpus
 from freewheel.runtime.steady import SteadyCounts, SteadyDecode, SteadyRun
 from freewheel.runtime.survey import Survey, survey, verify
@@ -46,6 +47,7 @@ __all__ = [
     "disk_index",
     "follow_local",
     "join",
+    "kill_ranks",
     "outline",
     "plan_gpus",
     "survey",

@@ -22,7 +22,7 @@ import zmq
 
 from freewheel import LLM
 from freewheel.config import EngineConfig
-from freewheel.engine import TokenEngine, TokenStep
+from freewheel.engine import TokenEngine, TokenStep, kill_ranks
 from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 from freewheel.server import wire as m
 from freewheel.server.logs import set_up_logs
@@ -194,12 +194,13 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.So
 
 
 def end_with_parent() -> None:
-    """End this process as soon as standard input closes."""
+    """End this process, and the ranks that it leads, as soon as standard input closes."""
 
     def watch() -> None:
         # A buffered read would hold a lock that Python wants when this process ends by itself.
         while os.read(sys.stdin.fileno(), 1 << 12):
             pass
+        kill_ranks()
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()

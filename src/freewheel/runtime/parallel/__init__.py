@@ -13,7 +13,7 @@ elastic launcher's own parts. No object crosses but bytes in tensors that exist 
 from __future__ import annotations
 
 from freewheel.runtime.parallel.channel import Channel, Order, Task
-from freewheel.runtime.parallel.crew import Crew, assemble, join_launched
+from freewheel.runtime.parallel.crew import Crew, assemble, join_launched, kill_ranks
 from freewheel.runtime.parallel.peers import Alone, Follower, Leader, Peers
 
 __all__ = [
@@ -27,4 +27,5 @@ __all__ = [
     "Task",
     "assemble",
     "join_launched",
+    "kill_ranks",
 ]

@@ -47,6 +47,9 @@ _logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
 _CREWS: list[Crew] = []
 """The one that this process leads, if any."""
 
+_STARTED: list[LocalCrew] = []
+"""Those whose ranks may run, from before they meet to their end."""
+
 
 class Crew:
     """Rank 0's hold on the others. Engines that share a mesh share the crew."""
@@ -136,6 +139,7 @@ class LocalCrew(Crew):
         self._pids: dict[int, int] = {}
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         keep_to_loopback()
+        _STARTED.append(self)
         self._watcher.start()
         store = meeting_place(str(self._folder / "store"), ranks)
         try:
@@ -162,6 +166,15 @@ class LocalCrew(Crew):
         super().close()
         self._closing.set()
         self._watcher.join(2 * ENDING)
+        if self in _STARTED:
+            _STARTED.remove(self)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End the others there and then. One that is only starting ends when it misses rank 0."""
+        for pid in () if self._lost else tuple(self._pids.values()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end_others(self) -> None:
@@ -188,7 +201,7 @@ class LocalCrew(Crew):
             sys.executable,
             {n: ("-m", "freewheel.worker", "--follow", *own, str(n + 1)) for n in others},
             {n: rank_environment() for n in others},
-            DefaultLogsSpecs(),
+            DefaultLogsSpecs(str(self._folder / "logs")),  # as it has one, in any case
         )
         self._pids = {n + 1: pid for n, pid in context.pids().items()}
         while not self._closing.wait(0.1):
@@ -254,6 +267,15 @@ def dismiss() -> None:
     """End the crew that this process leads; also when the process ends."""
     while _CREWS:
         _CREWS.pop().close()
+
+
+def kill_ranks() -> None:
+    """End the other ranks that this process started, for one that itself ends there and then.
+
+    They would take the end of rank 0, which nobody told them of, for the loss of it, and say so.
+    """
+    for crew in tuple(_STARTED):
+        crew.kill()
 
 
 def _enlist(crew: Crew) -> Crew:
