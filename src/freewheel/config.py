@@ -11,7 +11,7 @@ from pathlib import Path
 from freewheel.errors import CheckpointError, ConfigError
 from freewheel.spec.handoff import KV_PORT, WireSettings, check_role
 from freewheel.spec.mesh import Mesh
-from freewheel.spec.options import Decisions, check_choice, check_range
+from freewheel.spec.options import Decisions, check_choice, check_deterministic, check_range
 from freewheel.spec.shape import MAX_DEPTH, MAX_VERIFY_WIDTH, ShapeLadder
 from freewheel.spec.violation import Watch
 
@@ -209,6 +209,11 @@ class EngineConfig:
         for name in ("strict", "perturb", "perturb_seed"):
             if vars(self)[name] and not self.canary:
                 raise ConfigError(f"{name}: needs a canary; give canary as well")
+
+    def check_deterministic(self, device: str) -> None:
+        """Raise ConfigError where `deterministic` could not be kept."""
+        if self.deterministic:
+            check_deterministic(device, self.kv_cache_dtype)
 
     @property
     def watch(self) -> Watch | None:

@@ -22,6 +22,7 @@ from freewheel.audit import AuditReport, ProfilerCounts
 from freewheel.chat import Ask, Prompt
 from freewheel.cli import audit, chat, generate, main, terminal
 from freewheel.cli.chat import _said, _thought_pieces
+from freewheel.cli.options import as_options
 from freewheel.cli.terminal import log_to_terminal
 from freewheel.config import find_model
 from freewheel.engine import Tokenizer
@@ -562,6 +563,20 @@ def test_capturing_makes_every_graph_and_says_so(
     shapes = llm.built.ladder.shapes()
     assert all(llm.executor.calls(shape) for shape in shapes)
     assert f"capturing {len(shapes)} graphs" in capsys.readouterr().err
+
+
+def test_what_to_give_instead_is_said_as_the_command_line_has_it(
+    freewheel: Any, folders: dict[str, Path]
+) -> None:
+    common = (folders["perm"], "--prompt", "'", "--device", "cpu")
+    for options, said in (
+        (("--deterministic",), "on the CPU, --dtype float64 gives"),
+        (("--tp", "2", "--host-cache-gb", "1"), "use --tp 1, --dp 1"),
+    ):
+        ran = freewheel("generate", *common, *options)
+        assert (ran.code, ran.out) == (2, "") and said in ran.err
+        assert "loading" not in ran.err and ran.err.count("error") == 1
+    assert as_options('give "a"; /tp=1 kept_tp=1') == 'give "a"; /tp=1 kept_tp=1'
 
 
 def test_an_interrupt_while_libraries_load_leaves_no_traceback(tmp_path: Path) -> None:

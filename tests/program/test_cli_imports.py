@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from freewheel.cli import driver, later
+from freewheel.config import EngineConfig
+from freewheel.errors import ConfigError
 
 HELP = [[], *([verb] for verb in ("generate", "chat", "serve", "inspect", "convert", "audit"))]
 HELP += [["bench"], *(["bench", verb] for verb in ("offline", "decode", "picture"))]
@@ -36,6 +38,9 @@ WRONG = [
     ["convert", "demo", "somewhere", "--to", "fp9"],
     ["convert", "demo", ".", "--to", "fp8"],
     ["serve", "demo", "--max-batch", "0"],
+    *([verb, "demo", "--device", "cpu", "--deterministic"] for verb in ("generate", "serve")),
+    ["bench", "decode", "--model", "demo", "--device", "cpu", "--deterministic"],
+    *([verb, "demo", "--disk-cache-gb", "1"] for verb in ("generate", "serve")),
 ]
 
 SCRIPT = """
@@ -135,3 +140,6 @@ def test_making_graphs_imports_nothing(tmp_path: Path) -> None:
 def test_a_machine_without_a_driver_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "LIBRARY", "libno-such-driver.so.1")
     driver._open()
+    assert not driver.finds_device()
+    with pytest.raises(ConfigError, match=r"^deterministic: is for CUDA devices"):
+        driver.check_early(EngineConfig(model="demo", deterministic=True))

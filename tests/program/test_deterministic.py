@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from freewheel.errors import ConfigError
 from freewheel.graph import TapeGraph
 from freewheel.graph.dispatch import DispatchMode, OpOverload
 from freewheel.runtime import deterministic
-from freewheel.runtime.build import check_deterministic
 from freewheel.runtime.deterministic import BLOCK, WIDE_BLOCK, FixedBlocks, in_fixed_blocks
 
 INPUTS, OUTPUTS, HEADS = 48, 40, 3
@@ -117,8 +115,7 @@ def test_every_op_of_a_round_can_be_called_in_blocks(
     folders: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On CUDA the mode wraps whole rounds: here the same rounds run so on the CPU."""
-    module = importlib.import_module("freewheel.runtime.build")  # its name is a function too
-    monkeypatch.setattr(module, "check_deterministic", lambda *_: None)
+    monkeypatch.setattr(EngineConfig, "check_deterministic", lambda *_: None)
     texts = []
     for wrapped in (False, True):
         llm = LLM(
@@ -226,6 +223,6 @@ def test_where_it_cannot_be_kept_it_is_refused(folders: dict[str, Path]) -> None
     for name in ("t32", "t4"):
         own = EngineConfig(model=str(folders[name]), deterministic=True, kv_cache_dtype="fp8")
         with pytest.raises(ConfigError, match=r"^deterministic: attention over FP8 rows"):
-            check_deterministic(own, "cuda")
+            own.check_deterministic("cuda")
     with pytest.raises(ConfigError, match=r"^deterministic: must be"):
         EngineConfig(model="demo", deterministic=1)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from freewheel.cli import (
 )
 from freewheel.cli.hinting import Hinting
 from freewheel.cli.later import INTERRUPTED
+from freewheel.cli.options import as_options
 from freewheel.cli.terminal import accept_any_letter, fail, log_to_terminal
 from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 
@@ -72,7 +73,7 @@ def main() -> None:
     try:
         app()
     except (CheckpointError, ConfigError, RequestError) as error:
-        fail(str(error))
+        fail(as_options(str(error)))
         sys.exit(BAD_INPUT)
     except FreewheelError as error:
         fail(str(error))

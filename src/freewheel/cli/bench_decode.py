@@ -11,6 +11,7 @@ import typer
 
 from freewheel.bench import DecodeBench
 from freewheel.cli import options as o
+from freewheel.cli.driver import check_early
 from freewheel.cli.later import Later
 from freewheel.cli.terminal import answers, messages, write_json
 from freewheel.config import find_model
@@ -109,6 +110,7 @@ def decode(
         dp=dp,
         ep=ep,
     )
+    check_early(config)
     find_model(model, load_format)
     messages.print(f"loading {model}", markup=False, soft_wrap=True)
     runs: list[DecodeRun] = []

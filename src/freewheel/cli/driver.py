@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import threading
 
+from freewheel.config import EngineConfig
+
 LIBRARY = "libcuda.so.1"
 
 
@@ -21,10 +23,30 @@ def open_driver() -> None:
     threading.Thread(target=_open, daemon=True).start()
 
 
-def _open() -> None:
+def finds_device() -> bool:
+    """Whether the driver shows this process a device; PyTorch may still be one without CUDA."""
+    driver, devices = _driver(), ctypes.c_int()
+    if driver is None or driver.cuInit(0) != 0:
+        return False
+    return driver.cuDeviceGetCount(ctypes.byref(devices)) == 0 and devices.value > 0
+
+
+def check_early(config: EngineConfig) -> None:
+    """Raise ConfigError, before PyTorch is imported, for what this machine cannot keep."""
+    if config.deterministic and (config.device == "cpu" or not finds_device()):
+        config.check_deterministic("cpu")
+
+
+def _driver() -> ctypes.CDLL | None:
     try:
-        driver = ctypes.CDLL(LIBRARY)
+        return ctypes.CDLL(LIBRARY)
     except OSError:
+        return None
+
+
+def _open() -> None:
+    driver = _driver()
+    if driver is None:
         return
     device, context = ctypes.c_int(), ctypes.c_void_p()
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from freewheel.cli import options as o
+from freewheel.cli.driver import check_early
 from freewheel.cli.later import Later
 from freewheel.config import KV_PORT, EngineConfig, environment_api_key
 from freewheel.errors import ConfigError, FreewheelError
@@ -117,6 +118,7 @@ def _serve(given: dict[str, Any]) -> None:
     }
     engine = {one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
     config = EngineConfig(**engine)
+    check_early(config)
     check_libraries(LIBRARIES, "serve", "server")
     if given["otlp_endpoint"] is not None:
         check_libraries(frozenset({"opentelemetry.sdk"}), "--otlp-endpoint", "otel")

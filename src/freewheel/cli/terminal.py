@@ -30,7 +30,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freewheel.cli.driver import open_driver
+from freewheel.cli.driver import check_early, open_driver
 from freewheel.cli.later import Later
 from freewheel.config import EngineConfig, find_model
 from freewheel.errors import RequestError
@@ -186,7 +186,7 @@ def open_llm(model: str, *, prompt: str | None = None, **options: Any) -> LLM:
     `prompt`: all that it will be asked, so that other graphs need not be made. Raises ConfigError
     for a bad option and CheckpointError for an unknown model before it says that it loads.
     """
-    EngineConfig(model=model, **options)
+    check_early(EngineConfig(model=model, **options))
     find_model(model)
     if options.get("device") != "cpu":
         open_driver()

@@ -100,7 +100,7 @@ def build(
     device = open_device(resolve_device(config, decisions))
     graph = resolve_graph(config, device, decisions)
     dtype = resolve_dtype(config, device, decisions)
-    check_deterministic(config, device)
+    config.check_deterministic(device)
     context = config.context_len or folder.spec.max_positions
     mesh = config.mesh(context, 0 if leader is None else leader.rank)
     found = sketch(config, folder, drafter, dtype, mesh)
@@ -301,22 +301,6 @@ def plan_groups(
     """What `model` stores. Raises ConfigError for pages or rows that do not suit it."""
     page_size = resolve_page_size(config, spec, decisions)
     return model.cache_groups(page_size, dtype, resolve_storage(config, dtype, decisions))
-
-
-def check_deterministic(config: EngineConfig, device: str) -> None:
-    """Raise ConfigError where `deterministic` could not be kept."""
-    if not config.deterministic:
-        return
-    if device != "cuda":
-        raise ConfigError(
-            'deterministic: is for CUDA devices; on the CPU, dtype="float64" gives the same '
-            "tokens in any company"
-        )
-    if config.kv_cache_dtype == "fp8":
-        raise ConfigError(
-            "deterministic: attention over FP8 rows does not keep one order of sums; choose "
-            "another kv_cache_dtype"
-        )
 
 
 def make_drafter(

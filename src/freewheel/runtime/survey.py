@@ -70,6 +70,7 @@ def survey(config: EngineConfig) -> Survey:
     note_kernels(device, decisions)
     resolve_graph(config, device, decisions)
     dtype = resolve_dtype(config, device, decisions)
+    config.check_deterministic(device)
     found = sketch(config, folder, drafter, dtype)
     groups = plan_groups(config, folder.spec, found.model, dtype, decisions)
     sizes = plan_memory(config, groups, folder.spec.max_positions, decisions)

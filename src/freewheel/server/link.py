@@ -169,11 +169,11 @@ class Link:
                 await self._live_once()
             except (OSError, zmq.ZMQError) as error:
                 log.error("the engine process could not be started: %s", error)
+            if self.unfit and generation == 0:
+                self.state = EngineState.UNFIT  # `raise_if_unfit` says why
+                return
             if self.unfit:
                 log.error("the engine cannot start: %s", self.unfit)
-            if self.unfit and generation == 0:
-                self.state = EngineState.UNFIT
-                return
             self.state = EngineState.DOWN
             self.restarts += 1
             if time.monotonic() - begun > 2 * LONGEST_PAUSE:

@@ -39,3 +39,17 @@ def check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise ConfigError unless it is one of the choices."""
     if value not in choices:
         raise ConfigError(f"{option}: must be one of {', '.join(choices)}; got {value!r}")
+
+
+def check_deterministic(device: str, kv_cache_dtype: str) -> None:
+    """Raise ConfigError where the deterministic mode could not be kept."""
+    if device != "cuda":
+        raise ConfigError(
+            'deterministic: is for CUDA devices; on the CPU, dtype="float64" gives the same '
+            "tokens in any company"
+        )
+    if kv_cache_dtype == "fp8":
+        raise ConfigError(
+            "deterministic: attention over FP8 rows does not keep one order of sums; choose "
+            "another kv_cache_dtype"
+        )
