@@ -54,8 +54,8 @@ def audit(
         prefill_batch=min(2, batch),
         guard=True,
     )
-    line = f"running {rounds} rounds under the guard"
-    with counting("rounds", rounds, lambda: llm.executor.counters.rounds, line):
+    line = f"running {rounds} rounds under the guard, and more until the last requests have ended"
+    with counting("rounds, at least", rounds, lambda: llm.executor.counters.rounds, line):
         report = auditing.audit(llm, rounds)
     if json:
         write_json(asdict(report) | {"passed": report.passed})
