@@ -10,9 +10,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from rich.console import Console
@@ -471,6 +473,77 @@ def test_a_typed_chat_says_how_it_ends_and_shows_thoughts_dim(freewheel: Any) ->
     assert ran.code == 0
     assert "an empty line or Ctrl-D ends" in ran.err
     assert ran.out.startswith("\x1b[2m")
+
+
+class Interrupting(LLM):
+    """Ctrl-C comes while its answers are under way: before the first chunk, then after two."""
+
+    seen: ClassVar[list[int]] = []
+
+    def stream(self, prompt: Any, *given: Any, **named: Any) -> Generator[Chunk]:
+        self.seen.append(len(prompt))
+        stream = super().stream(prompt, *given, **named)
+        for _ in range({1: 0, 2: 2}.get(len(self.seen), 1000)):
+            if (chunk := next(stream, None)) is None:
+                return
+            yield chunk
+        raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("on_a_terminal")
+def test_ctrl_c_stops_an_answer_and_the_conversation_keeps_what_was_said(
+    freewheel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "engine", SimpleNamespace(LLM=Interrupting))
+    monkeypatch.setattr(Interrupting, "seen", [])
+    options = ("--max-tokens", "9", "--temperature", "0", "--speculate", "0", "--json")
+    ran = freewheel("chat", "demo", *options, stdin=Typed("hello\nhello\nand\n\n"))
+    assert ran.code == 0
+    silent, stopped, whole = (json.loads(line) for line in ran.out.splitlines())
+    assert silent == {"text": "", "token_ids": [], "finish_reason": "abort"}
+    assert stopped["finish_reason"] == "abort" and len(stopped["token_ids"]) == 2
+    assert whole["finish_reason"] == "length"
+    first, second, third = Interrupting.seen
+    assert second == first < third  # the first turn is gone, the second is there
+    told = ran.err.count("\x1b[1m> ")
+    assert told == 4  # after each of them it asked again
+
+
+@pytest.mark.usefixtures("on_a_terminal")
+def test_ctrl_c_at_the_prompt_ends_a_chat_and_leaves_a_line_of_its_own(
+    freewheel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Leaving(Typed):
+        def readline(self, *_: object) -> str:
+            raise KeyboardInterrupt
+
+    ran = freewheel("chat", "demo", "--max-tokens", "1", stdin=Leaving())
+    assert ran.code == 130 and ran.err.endswith("\x1b[?25h\n")
+
+
+def test_ctrl_c_ends_a_chat_whose_input_nobody_types(
+    freewheel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "engine", SimpleNamespace(LLM=Interrupting))
+    monkeypatch.setattr(Interrupting, "seen", [])
+    ran = freewheel("chat", "demo", "--max-tokens", "9", stdin="hello\nagain\n")
+    assert (ran.code, ran.out, len(Interrupting.seen)) == (130, "", 1)
+
+
+def test_long_work_has_lines_off_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "LINE_SECONDS", 0.01)
+    asked = threading.Event()
+
+    def done() -> int:
+        asked.set()
+        return 7
+
+    with terminal.counting("rounds, at least", 5, done, "running 5 rounds or more"):
+        assert asked.wait(10)
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert (first, second) == ("running 5 rounds or more", "rounds, at least 5/5")
 
 
 def test_thoughts_reach_up_to_the_mark_that_ends_them() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -112,6 +113,29 @@ def test_an_interrupt_that_an_import_would_swallow_ends_the_process(tmp_path: Pa
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_an_interrupt_while_a_model_loads_gives_the_terminal_its_cursor_back(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n", encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), *(entry for entry in sys.path if entry)])
+    pid, screen = pty.fork()
+    if not pid:
+        command = [sys.executable, "-m", "freewheel", "generate", "demo", "--prompt", "Emma"]
+        os.execve(command[0], command, os.environ | {"PYTHONPATH": path, "TERM": "xterm"})
+    shown = b""
+    try:
+        while b"\x1b[?25l" not in shown:
+            shown += os.read(screen, 4096)
+        time.sleep(0.3)  # so that the import has begun
+        os.write(screen, b"\x03")
+        while more := os.read(screen, 4096):
+            shown += more
+    except OSError:  # what Linux says of a terminal that nobody uses any more
+        pass
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert shown.endswith(b"\x1b[?25h\r\n")
 
 
 START = """

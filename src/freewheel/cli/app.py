@@ -25,7 +25,7 @@ from freewheel.cli import (
 from freewheel.cli.hinting import Hinting
 from freewheel.cli.later import INTERRUPTED
 from freewheel.cli.options import as_options
-from freewheel.cli.terminal import accept_any_letter, fail, log_to_terminal
+from freewheel.cli.terminal import accept_any_letter, fail, leave_terminal, log_to_terminal
 from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
 
 FAILED, BAD_INPUT = 1, 2
@@ -63,6 +63,19 @@ def options(
     """Options that stand before a command."""
 
 
+def _run() -> None:
+    """The command. Raises SystemExit, and what it raises."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        leave_terminal()
+        sys.exit(INTERRUPTED)
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            leave_terminal()
+        raise
+
+
 def main() -> None:
     """Run the command line; the console script."""
     if sys.stdout is None:
@@ -71,15 +84,13 @@ def main() -> None:
     accept_any_letter()
     log_to_terminal()
     try:
-        app()
+        _run()
     except (CheckpointError, ConfigError, RequestError) as error:
         fail(as_options(str(error)))
         sys.exit(BAD_INPUT)
     except FreewheelError as error:
         fail(str(error))
         sys.exit(FAILED)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # else the reader has left, as `| head` does
             fail(str(error))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,7 @@ from freewheel.cli.terminal import (
     write_text,
 )
 from freewheel.config import EngineConfig, find_model
-from freewheel.spec import SamplingParams
+from freewheel.spec import FinishReason, SamplingParams
 from freewheel.spec.sampling import DEFAULT_MAX_TOKENS
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ def chat(
     json: o.Json = False,
 ) -> None:
     """Talk to a model. One line is one turn; an empty line or the end of the input ends it.
+
+    Ctrl-C stops an answer: the conversation keeps what was said until then, or drops the turn if
+    that is nothing. At the prompt, or where the input is not typed, Ctrl-C ends the conversation.
 
     A turn that no longer fits the context is refused, and the conversation goes on without it.
     """
@@ -117,8 +121,16 @@ def _converse(
         if len(prompt.ids) >= llm.context_len:
             _refuse(len(prompt.ids), llm.context_len, json)
             continue
-        chunks = _answer(llm, prompt, params, json)
-        turns = [*asked, Message("assistant", _said(llm, chunks, prompt))]
+        chunks: list[Chunk] = []
+        try:
+            _answer(llm, prompt, params, json, chunks)
+        except KeyboardInterrupt:
+            if not is_typed():
+                raise
+            _say_stopped(chunks, json)
+        said = _said(llm, chunks, prompt)
+        if said or (chunks and chunks[-1].finish_reason is not None):
+            turns = [*asked, Message("assistant", said)]
 
 
 def _encoding(options: EngineConfig) -> Chat:
@@ -146,7 +158,7 @@ def _questions() -> Iterator[str]:
     """Lines of standard input, with a prompt on a terminal."""
     interactive = is_typed()
     if interactive:
-        messages.print("[dim]an empty line or Ctrl-D ends the conversation")
+        messages.print("[dim]an empty line or Ctrl-D ends the conversation; Ctrl-C stops an answer")
     while True:
         if interactive:
             messages.print("[bold]> ", end="")
@@ -156,10 +168,37 @@ def _questions() -> Iterator[str]:
         yield line
 
 
-def _answer(llm: LLM, prompt: Prompt, params: SamplingParams, json: bool) -> list[Chunk]:
-    chunks: list[Chunk] = []
+def _say_stopped(chunks: list[Chunk], json: bool) -> None:
+    """Of an answer that Ctrl-C stopped. With `--json` it has its line, as every turn has."""
+    if chunks and chunks[-1].finish_reason is not None:
+        return
+    text = "".join(chunk.text for chunk in chunks)
+    if json:
+        ids = [token for chunk in chunks for token in chunk.token_ids]
+        write_json({"text": text, "token_ids": ids, "finish_reason": FinishReason.ABORT})
+    else:
+        write_text("\n")
+        messages.print("[dim]stopped; Ctrl-C at the prompt ends the conversation")
+
+
+def _answer(
+    llm: LLM, prompt: Prompt, params: SamplingParams, json: bool, chunks: list[Chunk]
+) -> None:
+    """Stream an answer to the terminal, and add it to `chunks`. An interrupt aborts it."""
+    with closing(llm.stream(prompt.ids, params)) as stream:
+        _show(read_first(llm, len(prompt.ids), stream), prompt, json, chunks)
+    if json:
+        write_json(answer_object(llm, chunks))
+    else:
+        write_text("\n")
+        metrics = chunks[-1].metrics
+        assert metrics is not None
+        messages.print(summary(metrics), soft_wrap=True)
+
+
+def _show(stream: Iterator[Chunk], prompt: Prompt, json: bool, chunks: list[Chunk]) -> None:
     end, thinking = prompt.end_of_thought, prompt.end_of_thought is not None
-    for chunk in read_first(llm, len(prompt.ids), llm.stream(prompt.ids, params)):
+    for chunk in stream:
         if not chunks and prompt.start_of_thought is not None:
             thinking = chunk.token_ids[:1] == (prompt.start_of_thought,)
         chunks.append(chunk)
@@ -171,14 +210,6 @@ def _answer(llm: LLM, prompt: Prompt, params: SamplingParams, json: bool) -> lis
                 write_text("\n\n")
             write_pieces(chunk.pieces[thought:])
         thinking = thinking and not ends
-    if json:
-        write_json(answer_object(llm, chunks))
-    else:
-        write_text("\n")
-        metrics = chunks[-1].metrics
-        assert metrics is not None
-        messages.print(summary(metrics), soft_wrap=True)
-    return chunks
 
 
 def _thought_pieces(chunk: Chunk, end: int | None) -> int:

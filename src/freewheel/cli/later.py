@@ -18,6 +18,11 @@ from typing import Any
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
 
+STANDARD_ERROR = 2
+
+LAST_WORDS: list[bytes] = []
+"""What standard error is owed before such an end; on a terminal, its cursor and a new line."""
+
 
 class Later:
     """Stands for a module: `Later("freewheel.engine").LLM` imports it, at the first such use."""
@@ -46,7 +51,7 @@ def importing() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        os._exit(INTERRUPTED)
+        _leave()
     finally:
         if collects:
             gc.enable()
@@ -54,4 +59,6 @@ def importing() -> Iterator[None]:
 
 
 def _leave(*_: object) -> None:
+    for words in LAST_WORDS:
+        os.write(STANDARD_ERROR, words)  # by no other way: a thread may hold the lock of rich's
     os._exit(INTERRUPTED)

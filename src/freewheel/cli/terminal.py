@@ -7,8 +7,9 @@ import io
 import json
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -31,7 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from freewheel.cli.driver import check_early, open_driver
-from freewheel.cli.later import Later
+from freewheel.cli.later import LAST_WORDS, Later
 from freewheel.config import EngineConfig, find_model
 from freewheel.errors import RequestError
 from freewheel.spec import StepShape
@@ -45,14 +46,26 @@ LONG_PROMPT = 4
 """Rounds that a prompt may take before its reading has a bar of its own."""
 ACCEPTED = "green"
 """Style of text that came from an accepted draft."""
+LINE_SECONDS = 10.0
+"""How often long work has a line, where it has no bar."""
 
 messages = Console(stderr=True, highlight=False)
 answers = Console(highlight=False, soft_wrap=True, markup=False)
+
+if messages.is_terminal:
+    LAST_WORDS.append(b"\n" if messages.is_dumb_terminal else b"\x1b[?25h\n")
 
 
 def fail(message: str) -> None:
     """An error, on standard error."""
     messages.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+
+
+def leave_terminal() -> None:
+    """After Ctrl-C: what comes next finds a cursor, and does not follow the `^C`."""
+    if messages.is_terminal:
+        messages.show_cursor()
+        messages.print()
 
 
 def accept_any_letter() -> None:
@@ -162,11 +175,13 @@ class _OnceKnown(ProgressColumn):
 
 @contextmanager
 def counting(what: str, total: int, done: Callable[[], int], line: str = "") -> Iterator[None]:
-    """A bar on a terminal that asks `done` how far the work is; `line`, if given, off it."""
+    """A bar on a terminal that asks `done` how far the work is.
+
+    Off it `line`, if given, and others where the work is long.
+    """
     if not messages.is_terminal:
-        if line:
-            messages.print(line, markup=False, soft_wrap=True)
-        yield
+        with _lines(what, total, done, line) if line else nullcontext():
+            yield
         return
 
     def row() -> Table:
@@ -178,6 +193,26 @@ def counting(what: str, total: int, done: Callable[[], int], line: str = "") -> 
 
     with Live(get_renderable=row, console=messages, transient=True):
         yield
+
+
+@contextmanager
+def _lines(what: str, total: int, done: Callable[[], int], line: str) -> Iterator[None]:
+    """What `counting` is off a terminal."""
+    messages.print(line, markup=False, soft_wrap=True)
+    over = threading.Event()
+
+    def tell() -> None:
+        while not over.wait(LINE_SECONDS):
+            now = min(done(), total)
+            messages.print(f"{what} {now}/{total}", markup=False, soft_wrap=True)
+
+    teller = threading.Thread(target=tell, name="lines", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join()
 
 
 def open_llm(model: str, *, prompt: str | None = None, **options: Any) -> LLM:
