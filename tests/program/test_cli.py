@@ -521,6 +521,26 @@ def test_ctrl_c_at_the_prompt_ends_a_chat_and_leaves_a_line_of_its_own(
     assert ran.code == 130 and ran.err.endswith("\x1b[?25h\n")
 
 
+def test_what_an_interrupt_found_being_written_is_not_written_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Torn(io.StringIO):
+        whole = False
+
+        def flush(self) -> None:
+            if not self.whole:
+                self.whole = True
+                raise KeyboardInterrupt
+
+    file = Torn()
+    monkeypatch.setattr(terminal, "answers", Console(file=file, force_terminal=True))
+    with pytest.raises(KeyboardInterrupt):
+        terminal.answers.print("Hello")
+    terminal.drop_unwritten()
+    terminal.answers.print("again")
+    assert file.getvalue() == "Hello\nagain\n"
+
+
 def test_ctrl_c_ends_a_chat_whose_input_nobody_types(
     freewheel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,8 +110,7 @@ def decode(
         dp=dp,
         ep=ep,
     )
-    check_early(config)
-    find_model(model, load_format)
+    find_model(check_early(config).model, load_format)
     messages.print(f"loading {model}", markup=False, soft_wrap=True)
     runs: list[DecodeRun] = []
     for run in measuring.bench_decode(plan, config):
@@ -165,7 +164,7 @@ def picture(
         slow_hosts=(slow_host,),
     )
     config = plan.config(load_format=load_format, device=device, run_ahead=run_ahead)
-    find_model(model, load_format)
+    find_model(check_early(config).model, load_format)
     (run,) = measuring.bench_decode(plan, config)
     title = (
         f"{Path(model).stem} on {run.machine.processor}: {batch} x {1 + speculate} tokens, "

@@ -15,6 +15,7 @@ from freewheel.cli import options as o
 from freewheel.cli.generate import answer_object, summary
 from freewheel.cli.later import Later
 from freewheel.cli.terminal import (
+    drop_unwritten,
     fail,
     is_typed,
     messages,
@@ -68,9 +69,7 @@ def chat(
 ) -> None:
     """Talk to a model. One line is one turn; an empty line or the end of the input ends it.
 
-    Ctrl-C stops an answer: the conversation keeps what was said until then, or drops the turn if
-    that is nothing. At the prompt, or where the input is not typed, Ctrl-C ends the conversation.
-
+    Ctrl-C stops an answer, of which the conversation keeps what was said; at the prompt it ends it.
     A turn that no longer fits the context is refused, and the conversation goes on without it.
     """
     params = SamplingParams(
@@ -101,8 +100,7 @@ def chat(
     encoding = _encoding(options)
     try:
         llm = open_llm(**asdict(options))
-        turns = [Message("system", system)] if system else []
-        _converse(llm, encoding, turns, params, Ask(thinking or effort is not None, effort), json)
+        _converse(llm, encoding, system, params, Ask(thinking or effort is not None, effort), json)
     finally:
         encoding.close()
 
@@ -110,11 +108,12 @@ def chat(
 def _converse(
     llm: LLM,
     encoding: Chat,
-    turns: list[Message],
+    system: str | None,
     params: SamplingParams,
     ask: Ask,
     json: bool,
 ) -> None:
+    turns = [Message("system", system)] if system else []
     for line in _questions():
         asked = [*turns, Message("user", line)]
         prompt = encoding.prompt(asked, ask)
@@ -127,6 +126,7 @@ def _converse(
         except KeyboardInterrupt:
             if not is_typed():
                 raise
+            drop_unwritten()
             _say_stopped(chunks, json)
         said = _said(llm, chunks, prompt)
         if said or (chunks and chunks[-1].finish_reason is not None):

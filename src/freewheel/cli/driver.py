@@ -31,10 +31,11 @@ def finds_device() -> bool:
     return driver.cuDeviceGetCount(ctypes.byref(devices)) == 0 and devices.value > 0
 
 
-def check_early(config: EngineConfig) -> None:
-    """Raise ConfigError, before PyTorch is imported, for what this machine cannot keep."""
+def check_early(config: EngineConfig) -> EngineConfig:
+    """The same. Raises ConfigError, before PyTorch is imported, for what cannot be kept here."""
     if config.deterministic and (config.device == "cpu" or not finds_device()):
         config.check_deterministic("cpu")
+    return config
 
 
 def _driver() -> ctypes.CDLL | None:

@@ -68,6 +68,14 @@ def leave_terminal() -> None:
         messages.print()
 
 
+def drop_unwritten() -> None:
+    """After an interrupt. One that comes while rich writes leaves in its buffer what it has
+    written, which the next print would write once more."""
+    for screen in (answers, messages):
+        with screen.capture():
+            pass
+
+
 def accept_any_letter() -> None:
     """Letters that standard output's encoding lacks are spelt out; they do not end the run."""
     if isinstance(sys.stdout, io.TextIOWrapper):
