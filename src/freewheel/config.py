@@ -57,45 +57,40 @@ class EngineConfig:
     """What an engine is asked for.
 
     `speculate`: drafts a round (0 to 7), or "auto": chosen for each round among AUTO_DEPTHS. They
-    come by `drafter`: the
-    model's own multi-token-prediction layer (mtp), prompt look-up (lookup), or the first of these
-    that the model has (auto). `run_ahead`: rounds launched before the oldest letter is
-    read (0 to 3). `chunk`: prompt tokens a round computes of one request, at most. `max_batch`:
-    requests decoded together. `context_len`: tokens of prompt and answer together; None takes the
-    model's own limit. `page_size`: tokens of a cache page; None takes what suits the model.
-    `cache_bytes`: budget of the paged cache. `kv_cache_dtype`: how its rows are stored; auto is in
-    what is computed in, fp8 holds nearly twice the tokens and changes some. `threads`: intra-op
-    CPU threads.
-    `prefix_cache`: keep pages of ended requests, for those that begin alike.
+    come by `drafter`: the model's own multi-token-prediction layer (mtp), prompt look-up (lookup),
+    or the first of these that the model has (auto). `run_ahead`: rounds launched before the oldest
+    letter is read (0 to 3). `chunk`: prompt tokens a round computes of one request, at most.
+    `max_batch`: requests decoded together. `context_len`: tokens of prompt and answer together;
+    None takes the model's own limit. `page_size`: tokens of a cache page; None takes what suits the
+    model. `cache_bytes`: budget of the paged cache. `kv_cache_dtype`: how its rows are stored; auto
+    is in what is computed in, fp8 holds nearly twice the tokens and changes some. `threads`:
+    intra-op CPU threads. `prefix_cache`: keep pages of ended requests, for those that begin alike.
     `host_cache_gb`: host memory, in GB of 10^9 bytes, for pages that the device has no room for.
     `disk_cache_gb`: likewise in files of `disk_cache_dir` (None: what `disk_cache_folder` says).
     `prefill_share`: of the rounds while prompts wait and answers are under way, what share prompts
-    get: more shortens the time to a first token, less the time between tokens.
-    `device`: auto takes a CUDA device if there is one. `graph`: auto takes a CUDA graph on a CUDA
-    device and a tape on the CPU; eager runs the round's Python every time.
-    `deterministic`: on a CUDA device, a request's every bit is the same whatever else is computed
-    beside it, in prompts as in decoding; slower. On the CPU float64 serves that purpose.
-    `load_format`: dummy reads config.json alone and draws random weights on the device, to measure
-    speed; `model` may then also be a config.json by itself.
-    `kernel_cache`: folder that keeps compiled kernels from one start to the next; None takes what
-    `kernel_cache_folder` says.
-    `max_grammars`: different grammars of structured output in use at one time; a request that
-    brings one more waits. `grammar_seconds`: the most that compiling one may take.
-    `guard`: count host reads in every round (the round itself is the same).
+    get: more shortens the time to a first token, less the time between tokens. `device`: auto takes
+    a CUDA device if there is one. `graph`: auto takes a CUDA graph on a CUDA device and a tape on
+    the CPU; eager runs the round's Python every time. `deterministic`: on a CUDA device, a
+    request's every bit is the same whatever else is computed beside it, in prompts as in decoding;
+    slower. On the CPU float64 serves that purpose. `load_format`: dummy reads config.json alone and
+    draws random weights on the device, to measure speed; `model` may then also be a config.json by
+    itself. `kernel_cache`: folder that keeps compiled kernels from one start to the next; None
+    takes what `kernel_cache_folder` says. `max_grammars`: different grammars of structured output
+    in use at one time; a request that brings one more waits. `grammar_seconds`: the most that
+    compiling one may take. `guard`: count host reads in every round (the round itself is the same).
     `tp`: processes that share every layer of the model, each on a device of its own; on the CPU
     they share its cores. `dp`: copies of all but the routed experts, each shared by `tp` processes
     and with requests and caches of its own; `max_batch`, `prefill_batch` and `cache_bytes` are each
     copy's. Experts are spread over all processes. `ep`: they deal out the routed experts whole,
     rather than a stretch of each. `split_scan`: contexts of so many tokens or more have their index
     keys scored in parts by the processes of a copy, which exchange their best. `check_ranks`: after
-    every round, compare what they decided; slow, to find faults.
-    `canary`: check that pages, page tables and tokens are what the engine wrote. CANARY_ALL: all
-    that the rows of a round hold, before it computes; a number: so many pages of each row and group
-    in a decoding round, in turns; 0: off. What is damaged is computed anew; with `strict`, its
-    request ends with an error. `perturb`: damage something on purpose in one of so many rounds,
-    as `perturb_seed` says.
-    `role`: prefill computes prompts for other engines, decode fetches what these have computed,
-    where a request says so. Pages travel from host memory to host memory, of which a role takes
+    every round, compare what they decided; slow, to find faults. `canary`: check that pages, page
+    tables and tokens are what the engine wrote. CANARY_ALL: all that the rows of a round hold,
+    before it computes; a number: so many pages of each row and group in a decoding round, in turns;
+    0: off. What is damaged is computed anew; with `strict`, its request ends with an error.
+    `perturb`: damage something on purpose in one of so many rounds, as `perturb_seed` says. `role`:
+    prefill computes prompts for other engines, decode fetches what these have computed, where a
+    request says so. Pages travel from host memory to host memory, of which a role takes
     ROLE_CACHE_GB unless `host_cache_gb` says otherwise. `kv_*`: see WireSettings.
     """
 
