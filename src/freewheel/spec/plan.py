@@ -84,10 +84,9 @@ class StepPlan:
     A feed brings the rectangle's own tokens and the one behind it, which the drafter reads at a
     chunk's last position; a row's first feed also those before the rectangle, whose pages were
     found. See `feed_bound`. Only rounds of shape TABLES bring a `table`; only guided ones bring
-    `masks`, one or None for each row. `copies`: for
-    rows that begin within a page of others, which they take over but for its last token. `others`:
-    what the other copies of the model do in the same
-    round, of the same shape; those that are not named idle.
+    `masks`, one or None for each row. `copies`: for rows that begin within a page of others, which
+    they take over but for its last token. `others`: what the other copies of the model do in the
+    same round, of the same shape; those that are not named idle.
     """
 
     round_id: int

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from freewheel.ops.clamped import clamp_mul
-from freewheel.ops.cpu.dense import DENSE_TOKENS, lanes_by_expert
+from freewheel.ops.cpu.dense import DENSE_TOKENS, lanes_by_expert, share_by_expert
 from freewheel.ops.dense import wide
 from freewheel.ops.registry import implement
 
@@ -33,9 +33,7 @@ def _all_experts(
 ) -> Tensor:
     """x [N, H], gate_up [E, 2I, H], down [E, H, I], ids, weights [N, top_k] -> [N, H]"""
     experts, inner_twice, hidden = gate_up.shape
-    # A choice of nobody goes to a column of its own, which is cut off.
-    share = x.new_zeros(x.shape[0], experts + 1).scatter_add_(1, ids % (experts + 1), weights)
-    share = share[:, :experts]  # [N, E]
+    share = share_by_expert(ids, weights, experts)  # [N, E]
     both = F.linear(x, gate_up.view(-1, hidden)).view(x.shape[0], experts, inner_twice)
     inner = clamp_mul(both, limit).mul_(share[:, :, None])  # [N, E, I]
     inner.masked_fill_((share == 0)[:, :, None], 0)

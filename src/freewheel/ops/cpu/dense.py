@@ -81,6 +81,15 @@ def grouped_experts(
     return total.view(x.shape).to(x.dtype)
 
 
+def share_by_expert(ids: Tensor, weights: Tensor, experts: int) -> Tensor:
+    """[N, experts]: what each token gives to each, of ids and weights [N, top_k].
+
+    A choice of nobody goes to a column of its own, which is cut off.
+    """
+    share = weights.new_zeros(weights.shape[0], experts + 1)
+    return share.scatter_add_(1, ids % (experts + 1), weights)[:, :experts]
+
+
 def lanes_by_expert(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:
     """Lanes of ids [N, top_k] by expert, then by token, without those of nobody; of each how many.
 
@@ -94,9 +103,7 @@ def lanes_by_expert(ids: Tensor, experts: int) -> tuple[Tensor, list[int]]:
 def _all_experts(x: Tensor, gate_up: Tensor, down: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     """x [N, H], gate_up [E, 2I, H], down [E, H, I], ids, weights [N, top_k] -> [N, H]"""
     experts, inner_twice, hidden = gate_up.shape
-    # A choice of nobody goes to a column of its own, which is cut off.
-    share = x.new_zeros(x.shape[0], experts + 1).scatter_add_(1, ids % (experts + 1), weights)
-    share = share[:, :experts]  # [N, E]
+    share = share_by_expert(ids, weights, experts)  # [N, E]
     both = F.linear(x, gate_up.view(-1, hidden)).view(x.shape[0], experts, inner_twice)
     gate, up = both.chunk(2, dim=-1)
     inner = F.silu(gate).mul_(up).mul_(share[:, :, None])  # [N, E, I]
