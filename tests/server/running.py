@@ -15,6 +15,9 @@ from typing import Any
 
 import httpx
 
+READY = re.compile(r"^ready$", re.MULTILINE)
+"""The line with which a server ends the tale of its start."""
+
 PATIENCE = 120.0
 """Seconds after which something will not happen any more, on however slow a machine."""
 
@@ -76,7 +79,12 @@ class Running:
         return self._log.read_text("utf-8", "replace")
 
     def wait_until_ready(self) -> None:
+        """The engine answers, and the server has said so: its log holds all of the start.
+
+        The server looks ten times a second whether there is something to say, so /ready is first.
+        """
         wait_for("ready", lambda: self.http.get("/ready").status_code == 200)
+        wait_for("ready in the log", lambda: READY.search(self.log))
 
     def engine_pid(self) -> int:
         """The one child of the HTTP process."""
