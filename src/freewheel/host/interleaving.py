@@ -23,9 +23,9 @@ class Interleaving:
         """The next round is for prompts, if they have work."""
         return self._claim >= 0
 
-    def ran(self, prompts: bool) -> None:
-        """A round was launched."""
+    def ran(self, prompts: bool, rounds: int = 1) -> None:
+        """A round for prompts was launched, or so many of decoding."""
         if prompts:
             self._claim = max(self._claim, 0) - (WHOLE - self._share)
         else:
-            self._claim = min(self._claim + self._share, max(0, 2 * self._share - WHOLE))
+            self._claim = min(self._claim + rounds * self._share, max(0, 2 * self._share - WHOLE))

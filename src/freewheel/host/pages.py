@@ -61,11 +61,13 @@ class IdPool:
         if count > self.free:
             raise FreewheelError(f"{self.name}: {count} asked for, {self.free} free")
         returned = min(count, len(self._free))
-        fresh = range(self._fresh, self._fresh + count - returned)
-        self._fresh = fresh.stop
-        ids = (*(heapq.heappop(self._free) for _ in range(returned)), *fresh)
+        ids = [heapq.heappop(self._free) for _ in range(returned)]
+        if returned < count:
+            fresh = range(self._fresh, self._fresh + count - returned)
+            self._fresh = fresh.stop
+            ids += fresh
         self._owned.update(ids)
-        return ids
+        return tuple(ids)
 
     def release(self, ids: Sequence[int], until_round: int) -> None:
         """Take `ids` back; they are free once round `until_round` has been collected.
@@ -95,10 +97,11 @@ class IdPool:
             )
 
     def _check_owned(self, ids: Sequence[int]) -> None:
-        foreign = sorted(set(ids) - self._owned)
-        if foreign:
+        distinct = set(ids)
+        if not distinct <= self._owned:
+            foreign = sorted(distinct - self._owned)
             raise FreewheelError(f"{self.name}: {foreign} released, but not owned")
-        if len(set(ids)) != len(ids):
+        if len(distinct) != len(ids):
             raise FreewheelError(f"{self.name}: released twice in one call: {sorted(ids)}")
 
     def _set_free(self) -> None:
@@ -157,7 +160,8 @@ class PageAllocator(IdPool):
 
     def collected(self, round_id: int) -> None:
         super().collected(round_id)
-        self._settling = {p for p in self._settling if self._until[p] > self._collected}
+        if self._settling:
+            self._settling = {p for p in self._settling if self._until[p] > self._collected}
 
     def owned_of(self, pages: Sequence[int]) -> int:
         """How many of these pages some tenancy owns."""
@@ -169,7 +173,8 @@ class PageAllocator(IdPool):
 
     def allocate(self, count: int) -> tuple[int, ...]:
         pages = super().allocate(count)
-        self._owners.update(dict.fromkeys(pages, 1))
+        for page in pages:
+            self._owners[page] = 1
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
@@ -219,47 +224,53 @@ class PageAllocator(IdPool):
         """One owner less. Raises as IdPool.release does."""
         self._check_owned(ids)
         until, owners = self._until, self._owners
+        left: list[int] = []
         for page in ids:
             if until.get(page, -2) < until_round:
                 until[page] = until_round
-            left = owners[page] = owners[page] - 1
-            if not left:
-                del owners[page]
-                self._owned.remove(page)
-                self._retire(page)
-        self._set_free()
+            if owners[page] == 1:
+                owners.pop(page)
+                left.append(page)
+            else:
+                owners[page] -= 1
+        self._owned.difference_update(left)
+        self._retire(left)
 
     def drop(self, pages: Sequence[int]) -> None:
         """One keeper less. Raises FreewheelError for a page that nobody keeps."""
+        keepers = self._keepers
         for page in pages:
-            if page not in self._keepers:
+            if page not in keepers:
                 raise FreewheelError(f"{self.name}: {page} dropped, but not kept")
-            left = self._keepers[page] = self._keepers[page] - 1
-            if not left:
-                del self._keepers[page]
-                self._retire(page)
-        self._set_free()
+            if keepers[page] == 1:
+                keepers.pop(page)
+                if page not in self._owners:
+                    self._retire((page,))
+            else:
+                keepers[page] -= 1
 
     def check(self) -> None:
         super().check()
         if set(self._owners) != self._owned or self._idle != set(self._keepers) - self._owned:
             raise FreewheelError(f"{self.name}: counts of owners and keepers contradict the sets")
 
-    def _retire(self, page: int) -> None:
-        """Nobody owns the page: it waits for its next owner, or for its last round."""
-        if page in self._owners:
-            return
-        if page in self._keepers:
-            self._idle.add(page)
-            if self._until[page] > self._collected:
-                self._settling.add(page)
-        else:
+    def _retire(self, pages: Sequence[int]) -> None:
+        """Nobody owns these pages: each waits for its next owner, or for its last round."""
+        collected, until = self._collected, self._until
+        for page in pages:
+            if page in self._keepers:
+                self._idle.add(page)
+                if until[page] > collected:
+                    self._settling.add(page)
+                continue
             self._idle.discard(page)
             self._settling.discard(page)
             if page in self._condemned:
                 self._lost.add(page)
-                return
-            heapq.heappush(self._quarantine, (self._until.pop(page), page))
+            elif (last := until.pop(page)) <= collected:
+                heapq.heappush(self._free, page)
+            else:
+                heapq.heappush(self._quarantine, (last, page))
 
     def _check_held(self, pages: Sequence[int], what: str) -> None:
         foreign = sorted([p for p in pages if p not in self._owned and p not in self._keepers])

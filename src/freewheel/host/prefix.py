@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from array import array
+import struct
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -125,7 +125,7 @@ class PrefixCache:
         before = request.block_keys[index - 1] if index else request.cache_salt.encode()
         first = index * self.block_size
         tokens = request.tokens(first + 1 if index else 0, first + self.block_size)
-        data = len(before).to_bytes(4, "little") + before + array("q", tokens).tobytes()
+        data = len(before).to_bytes(4, "little") + before + _bytes_of(tokens)
         return blake2b(data, key=self._secret, digest_size=DIGEST_BYTES, person=b"ending").digest()
 
     def block(self, key: bytes) -> Block | None:
@@ -268,7 +268,7 @@ class PrefixCache:
         if count <= begun:
             return keys
         first = begun * size + 1 if begun else 0
-        tokens = array("q", request.tokens(first, count * size + 1)).tobytes()
+        tokens = _bytes_of(request.tokens(first, count * size + 1))
         before = keys[-1] if keys else request.cache_salt.encode()
         at = 0
         for index in range(begun, count):
@@ -367,6 +367,11 @@ class PrefixCache:
                 pool.drop(pages)
         block.latest = None
         del self._resumable[block]
+
+
+def _bytes_of(tokens: Sequence[int]) -> bytes:
+    """Eight of each."""
+    return struct.pack(f"{len(tokens)}q", *tokens)
 
 
 def _own(span: PageSpan, columns: range) -> tuple[int, ...]:

@@ -293,7 +293,10 @@ class Request:
     @property
     def decodes(self) -> bool:
         """Its prompt is launched, and another round may bring it tokens."""
-        return self.tenancy is not None and not self.tenancy.prefilling and not self.finishing
+        tenancy = self.tenancy
+        if tenancy is None or tenancy.lower + tenancy.pending < tenancy.known:
+            return False
+        return len(self.prompt) + len(self.output) + tenancy.owed < tenancy.limit
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Certain tokens at positions `start` to `stop` (cut at `known`)."""

@@ -14,6 +14,9 @@ from freewheel.host.tenancy import PageSpan, Tenancy
 from freewheel.host.tier import HostTier
 from freewheel.spec import CacheGroup, FinishReason, PageCopy, PageWrite
 
+FOREVER = 1 << 62
+"""More tokens than any row has."""
+
 
 class Reservations:
     """The row pool and one page pool for each cache group.
@@ -38,6 +41,7 @@ class Reservations:
         self.pools = tuple(
             PageAllocator(group, pages) for group, pages in zip(groups, group_pages, strict=True)
         )
+        self._page_sizes = tuple(group.page_size for group in groups)
         self.rows = RowAllocator(rows)
         self.forgets = any(group.retention is not None for group in groups)
         keeps = prefix_cache and any(group.retention is None for group in groups)
@@ -143,10 +147,13 @@ class Reservations:
 
     def columns(self, tenancy: Tenancy) -> tuple[PageWrite, ...]:
         """One write for each column that the row holds: for its first launch."""
+        row = tenancy.row
         return tuple(
-            PageWrite(tenancy.row, group, column, page)
-            for group, span in enumerate(tenancy.spans)
-            for column, page in enumerate(span.pages, span.first)
+            [
+                PageWrite(row, group, column, page)
+                for group, span in enumerate(tenancy.spans)
+                for column, page in enumerate(span.pages, span.first)
+            ]
         )
 
     def publish(self, request: Request, tenancy: Tenancy, finish: FinishReason | None) -> None:
@@ -163,8 +170,8 @@ class Reservations:
     def missing(self, tenancy: Tenancy, tokens: int) -> tuple[int, ...]:
         """Pages of each group that the row lacks to hold its first `tokens` tokens."""
         found: list[int] = []
-        for pool, span in zip(self.pools, tenancy.spans, strict=True):
-            count = pool.group.pages_for(tokens) - span.first - len(span.pages)
+        for size, span in zip(self._page_sizes, tenancy.spans, strict=True):
+            count = -(-tokens // size) - span.first - len(span.pages)
             found.append(count if count > 0 else 0)
         return tuple(found)
 
@@ -173,20 +180,34 @@ class Reservations:
 
         Returns one write for each new column. They must travel with the row's next launch.
         """
-        missing = self.missing(tenancy, tokens)
-        if not any(missing):
+        if tokens <= tenancy.room:
             return ()
-        for group, (count, pool) in enumerate(zip(missing, self.pools, strict=True)):
-            if count > pool.free and self.prefix is not None:
-                self.prefix.make_room(group, count)
-        if any(count > pool.free for count, pool in zip(missing, self.pools, strict=True)):
+        missing = self.missing(tenancy, tokens)
+        if not self._have(missing):
             return None
         writes: list[PageWrite] = []
-        for group, (pool, span) in enumerate(zip(self.pools, tenancy.spans, strict=True)):
-            for page in pool.allocate(missing[group]):
-                writes.append(PageWrite(tenancy.row, group, span.end, page))
-                span.pages.append(page)
+        room = FOREVER
+        for group, (count, span) in enumerate(zip(missing, tenancy.spans, strict=True)):
+            end = span.end
+            if count:
+                pages = self.pools[group].allocate(count)
+                span.pages += pages
+                writes += [PageWrite(tenancy.row, group, end + n, p) for n, p in enumerate(pages)]
+            room = min(room, (end + count) * self._page_sizes[group])
+        tenancy.room = room
         return tuple(writes)
+
+    def _have(self, missing: Sequence[int]) -> bool:
+        """So many pages of each group are free, now that what nobody reads is dropped for them."""
+        short = False
+        for group, (count, pool) in enumerate(zip(missing, self.pools, strict=True)):
+            if count > pool.free:
+                short = True
+                if self.prefix is not None:
+                    self.prefix.make_room(group, count)
+        return not short or all(
+            count <= pool.free for count, pool in zip(missing, self.pools, strict=True)
+        )
 
     def promised(self, tenancy: Tenancy, tokens: int) -> bool:
         """Letters and copies on their way will set enough pages free to extend the row to `tokens`
@@ -221,6 +242,22 @@ class Reservations:
         return (
             f": {' and '.join(lost)} are out of use, quarantined since a canary found them damaged"
         )
+
+    def settled(self, request: Request, tenancy: Tenancy) -> None:
+        """A letter came, and the row goes on: let others find what it has computed, and free what
+        it needs no longer. Most letters mean neither."""
+        if tenancy.lower - tenancy.told_lag < tenancy.due:
+            return
+        self.publish(request, tenancy, None)
+        self.trim(tenancy)
+        due = [
+            pool.group.retention + (span.first + 1) * pool.group.page_size
+            for pool, span in zip(self.pools, tenancy.spans, strict=True)
+            if pool.group.retention is not None
+        ]
+        if self.prefix is not None:
+            due.append((tenancy.published + 1) * self.prefix.block_size)
+        tenancy.due = min(due, default=FOREVER)
 
     def trim(self, tenancy: Tenancy) -> None:
         """A letter came: free the pages that lie wholly behind what later rounds may read."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 from freewheel.errors import FreewheelError
 from freewheel.host.disk import DiskIndex
@@ -39,7 +40,15 @@ class Roster:
         )
         self.waiting = Queue()
         self.running: list[Request] = []
+        self._ranked: list[Request] | None = None
         self._passed = 0
+
+    @property
+    def ranked(self) -> list[Request]:
+        """Running requests, the best rank first; not to be changed."""
+        if self._ranked is None:
+            self._ranked = sorted(self.running, key=attrgetter("rank"))
+        return self._ranked
 
     def tenancy(self, request: Request) -> Tenancy:
         """The tenancy of a running request. Raises FreewheelError if it has none."""
@@ -113,6 +122,7 @@ class Roster:
             request.stats.found(request.tenancy.start, fetched, request.filed, size)
             self.waiting.tenants.charge(request.tenant, request.known - request.tenancy.start)
         self.running.append(request)
+        self._ranked = None
 
     def served(self, chosen: list[Request], started: list[Request]) -> None:
         """A prompt round takes these, and leaves others of `started` and of the queue waiting.
@@ -132,6 +142,7 @@ class Roster:
         if self._passed < PATIENCE:
             return
         self._passed, oldest.shielded = 0, True
+        self._ranked = None
         if oldest.tenancy is None:
             self.waiting.hurry(oldest)
         else:
@@ -175,6 +186,7 @@ class Roster:
             self.waiting.remove(request)
             return
         self.running.remove(request)
+        self._ranked = None
         self.reservations.release(request.tenancy)
         request.tenancy = None
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 
 from freewheel.errors import ConfigError, FreewheelError, RequestError
 from freewheel.host.alarm import Alarm
@@ -19,8 +20,8 @@ from freewheel.host.rectangles import Rectangles
 from freewheel.host.request import Request
 from freewheel.host.roster import Roster
 from freewheel.host.seats import (
+    DecodeSeats,
     Seat,
-    decode_seats,
     prompt_seats,
     step_plan,
     within,
@@ -41,9 +42,7 @@ from freewheel.spec import (
     Violation,
 )
 
-
-def _turn(seat: Seat) -> int:
-    return seat.request.turn
+_turn = attrgetter("request.turn")
 
 
 class Scheduler:
@@ -120,6 +119,7 @@ class Scheduler:
         self.roster = Roster(
             footprint, rows, shelf or Shelf(0, 0, 0), prefix_cache, host_slots, disk
         )
+        self._decoding = DecodeSeats(self.roster, ladder.max_batch, shared=policy is None)
         self._live: dict[str, Request] = {}
         self._just_ended: dict[str, Request] = {}
         self._rounds: deque[tuple[StepPlan, list[Seat]]] = deque()
@@ -265,13 +265,14 @@ class Scheduler:
             return None
         self._kinds.ran(prompts)
         shape = self.shape([seats], prompts)
-        return self.launch(shape, seats if prompts else within(seats, shape))
+        many = not prompts and self._policy is not None
+        return self.launch(shape, within(seats, shape) if many else seats)
 
     def seats(self, prompts: bool) -> list[Seat]:
         """Rows for a round of this kind, which is then to be launched."""
         if prompts:
             return prompt_seats(self.roster, self.ladder)
-        return decode_seats(self.roster, self.ladder)
+        return self._decoding.take()
 
     def check_stuck(self) -> None:
         """With no row to run. Raises FreewheelError if none ever will."""
@@ -294,34 +295,35 @@ class Scheduler:
         """
         seats = self._due(result, at)
         self._just_ended = {}
+        reserved, tenants = self.roster.reservations, self.roster.waiting.tenants
         updates: list[Update] = []
         for seat, row in zip(seats, result.rows, strict=True):
-            if not seat.tenancy.open:
-                seat.request.stats.dropped += len(row.tokens)
+            request, tenancy, tokens = seat.request, seat.tenancy, row.tokens
+            if not tenancy.open:
+                request.stats.dropped += len(tokens)
                 continue
             if row.violation is not None:
                 updates += self._violated(seat, row.violation)
                 continue
-            seat.tenancy.settle(row.computed, seat.advance, seat.emits)
-            seat.request.stats.count(row, seat.start is not None, result.round_id, now)
-            if self._policy is not None and row.finish is None and not seat.request.guided:
-                left = seat.request.limit - seat.request.known - len(row.tokens)
-                self._policy.count(seat.request.id, seat.offered, row.agreed, left)
-            seat.request.take(row, seat.start)
-            self.roster.waiting.tenants.charge(seat.request.tenant, len(row.tokens))
-            if row.tokens and row.finish is None:
-                seat.request.follow()
-            self.roster.reservations.publish(seat.request, seat.tenancy, row.finish)
+            tenancy.settle(row.computed, seat.advance, seat.emits)
+            request.stats.count(row, seat.start is not None, result.round_id, now)
+            if self._policy is not None and row.finish is None and not request.guided:
+                left = request.limit - request.known - len(tokens)
+                self._policy.count(request.id, seat.offered, row.agreed, left)
+            request.take(row, seat.start)
+            tenants.charge(request.tenant, len(tokens))
             if row.finish is not None:
-                self._end(seat.request, row.finish)
-                self._just_ended[seat.request.id] = seat.request
+                reserved.publish(request, tenancy, row.finish)
+                self._end(request, row.finish)
+                self._just_ended[request.id] = request
+            elif not tokens:
+                reserved.settled(request, tenancy)
+                continue
             else:
-                self.roster.reservations.trim(seat.tenancy)
-            if row.tokens or row.finish is not None:
-                updates.append(
-                    Update(seat.request, row.tokens, row.agreed, row.finish, row.drafted)
-                )
-        self.roster.reservations.collected(result.round_id)
+                request.follow()
+                reserved.settled(request, tenancy)
+            updates.append(Update(request, tokens, row.agreed, row.finish, row.drafted))
+        reserved.collected(result.round_id)
         return updates
 
     def _violated(self, seat: Seat, violation: Violation) -> list[Update]:
@@ -341,9 +343,12 @@ class Scheduler:
         plan = step_plan(self._next_round, shape, seats, table)
         # Whoever waited longest in this round is also first of it to wait for its next turn.
         ordered = sorted(seats, key=_turn) if len(seats) > 1 else seats
+        round_id, depth, lagging = plan.round_id, shape.depth, bool(self.ladder.lag)
         for seat in ordered:
-            lag = seat.tenancy.lag + 1 if self.ladder.lag and shape.lags else 0
-            seat.tenancy.launch(plan.round_id, seat.advance, seat.emits, shape.depth, lag)
+            tenancy, lag = seat.tenancy, None
+            if lagging:
+                lag = tenancy.lag + 1 if shape.lags else 0
+            tenancy.launch(round_id, seat.advance, seat.emits, depth, lag)
             seat.request.turn = next(self._turns)
         self._rounds.append((plan, seats))
         self._next_round += 1
@@ -353,9 +358,9 @@ class Scheduler:
         if not self._rounds:
             raise FreewheelError(f"letter of round {result.round_id}, but none is in flight")
         plan, seats = self._rounds[0]
-        expected = (plan.round_id, tuple(seat.tenancy.row for seat in seats))
-        got = (result.round_id, tuple(row.row for row in result.rows))
-        if got != expected:
+        rows = tuple([row.row for row in result.rows])
+        if rows != plan.rows or result.round_id != plan.round_id:
+            expected, got = (plan.round_id, plan.rows), (result.round_id, rows)
             raise FreewheelError(f"letter of (round, rows) {got}; {expected} is due")
         if self._policy is not None:
             took = self._pace.letter(plan.shape, (p.shape for p, _ in self._rounds), at)

@@ -31,7 +31,8 @@ class Seat:
     `advance`: the most tokens by which `computed` grows. `emits`: at least one token is chosen
     for certain.
     `start`: the first prompt position that the round computes; None in a decoding round.
-    `offered`: drafts that were asked for and that the round may verify.
+    `offered`: drafts that were asked for and that the round may verify. `extras`: what the round
+    must do for the row besides choosing.
     """
 
     request: Request
@@ -41,6 +42,7 @@ class Seat:
     emits: bool
     start: int | None = None
     offered: int = 0
+    extras: int = 0
 
     @property
     def mask(self) -> MaskWrite | None:
@@ -107,27 +109,49 @@ def _chosen(roster: Roster, ladder: ShapeLadder, queue: list[Request]) -> list[R
     return plain[: sharing(ladder, [_chunk(roster, ladder, request) for request in plain])]
 
 
-_rank = attrgetter("rank")
-
-
 def _urgency(request: Request) -> tuple[bool, int, int]:
     """In the order of which prompts are computed."""
     return (not request.overdue, 0 if request.overdue else request.priority, request.turn)
 
 
-def decode_seats(roster: Roster, ladder: ShapeLadder) -> list[Seat]:
-    """Rows that decode; those launched longest ago, if they exceed the ladder's batch.
+class DecodeSeats:
+    """Seats of rows that decode: rounds share them, but for those of rows that came or moved up."""
 
-    Leaves out requests that rounds in flight will finish for certain, and those that wait for a
-    mask.
-    """
-    ready = [r for r in roster.running if r.decodes and not r.held]
-    if len(ready) > ladder.max_batch:
-        ready = sorted(ready, key=lambda r: r.turn)[: ladder.max_batch]
-    if len(ready) > 1:
-        ready.sort(key=_rank)
-    seats = [_decode_seat(roster, request) for request in ready]
-    return [seat for seat in seats if seat is not None]
+    def __init__(self, roster: Roster, max_batch: int, shared: bool) -> None:
+        """`shared`: False where rounds are of different depths, of which their seats tell."""
+        self._roster, self._max_batch, self._shared = roster, max_batch, shared
+        self._latest: list[Seat] = []
+
+    def take(self) -> list[Seat]:
+        """Rows that decode; those launched longest ago, if they exceed the ladder's batch.
+
+        Leaves out requests that rounds in flight will finish for certain, and those that wait for a
+        mask.
+        """
+        ready = [r for r in self._roster.ranked if r.decodes and (r.guide is None or not r.held)]
+        if len(ready) > self._max_batch:
+            longest = sorted(ready, key=attrgetter("turn"))[: self._max_batch]
+            ready = sorted(longest, key=attrgetter("rank"))
+        footprint, before = self._roster.footprint, self._latest if self._shared else []
+        seats: list[Seat] = []
+        for request in ready:
+            tenancy = request.tenancy
+            if tenancy is None:
+                continue  # for want of pages, just now
+            writes: tuple[PageWrite, ...] | None = ()
+            if tenancy.upper + footprint.decode.reach > tenancy.room:
+                tokens = footprint.decode_tokens(tenancy.upper)
+                writes = self._roster.secure(request, tokens)
+                if writes is None:
+                    continue
+            at = len(seats)
+            if at < len(before) and before[at].tenancy is tenancy:
+                before[at].writes = writes
+                seats.append(before[at])
+            else:
+                seats.append(_decode_seat(footprint.decode, request, tenancy, writes))
+        self._latest = seats
+        return seats
 
 
 def prompt_shape(seats: list[Seat], ladder: ShapeLadder, batch: int) -> StepShape:
@@ -151,28 +175,34 @@ def within(seats: list[Seat], shape: StepShape) -> list[Seat]:
 
 def extras_of(seats: list[Seat]) -> int:
     """What the round must do for these rows besides choosing."""
-    return max(seat.request.extras(prompt=seat.start is not None) for seat in seats)
+    return max([seat.extras for seat in seats])
 
 
 def guided_of(seats: list[Seat]) -> bool:
     """Whether the host follows the grammar of one of these rows."""
-    return any(seat.request.guide is not None for seat in seats)
+    return not all(seat.request.guide is None for seat in seats)
 
 
 def step_plan(
     round_id: int, shape: StepShape, seats: list[Seat], table: TableWrite | None = None
 ) -> StepPlan:
     """The letter for the device."""
+    rows = tuple([seat.tenancy.row for seat in seats])
+    masks = tuple([seat.mask for seat in seats]) if shape.guided else ()
+    if not shape.for_prompts:
+        writes = [write for seat in seats if seat.writes for write in seat.writes]
+        nothing = (None,) * len(seats)
+        return StepPlan(round_id, shape, rows, nothing, nothing, tuple(writes), table, masks)
     return StepPlan(
         round_id=round_id,
         shape=shape,
-        rows=tuple(seat.tenancy.row for seat in seats),
+        rows=rows,
         admissions=tuple(seat.admission for seat in seats),
         feeds=tuple(seat.feed(shape.width) for seat in seats),
         page_writes=tuple(write for seat in seats for write in seat.writes),
         table=table,
         copies=tuple(c for s in seats if s.tenancy.last_round < 0 for c in s.tenancy.copies),
-        masks=tuple(seat.mask for seat in seats) if shape.guided else (),
+        masks=masks,
     )
 
 
@@ -195,15 +225,13 @@ def _prompt_seat(roster: Roster, ladder: ShapeLadder, request: Request) -> Seat 
     if tenancy.last_round < 0:
         writes = roster.reservations.columns(tenancy)
     emits = start + given == tenancy.known and request.guide is None
-    return Seat(request, tenancy, writes, given, emits, start)
+    extras = request.extras(prompt=True)
+    return Seat(request, tenancy, writes, given, emits, start, extras=extras)
 
 
-def _decode_seat(roster: Roster, request: Request) -> Seat | None:
-    if request.tenancy is None:
-        return None
-    tenancy = request.tenancy
-    writes = roster.secure(request, roster.footprint.decode_tokens(tenancy.upper))
-    if writes is None:
-        return None
+def _decode_seat(
+    deepest: StepShape, request: Request, tenancy: Tenancy, writes: tuple[PageWrite, ...]
+) -> Seat:
     emits = request.guide is None  # a guided row may be held
-    return Seat(request, tenancy, writes, roster.footprint.decode.width, emits)
+    extras = request.extras(prompt=False)
+    return Seat(request, tenancy, writes, deepest.width, emits, extras=extras)

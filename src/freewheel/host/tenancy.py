@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from freewheel.errors import FreewheelError
 from freewheel.spec import PageCopy
 
+NOT_KNOWN = -(1 << 62)
+"""Before any number of tokens."""
 
-@dataclass
+
+@dataclass(slots=True)
 class PageSpan:
     """The columns of one group's page table that a row holds: `pages[i]` is in `first + i`."""
 
@@ -38,9 +41,11 @@ class Tenancy:
     has finished. `last_round`: the last round launched with this row; -1 before the first.
     `drafts`: the depth of that round. `lag`: the most positions that the drafter has not read once
     all rounds launched have run: the latest ones. `lags`: the same behind each round in flight;
-    `told_lag`: as of the last letter. `copies`: pages that it begins with as others left them, but
-    for the last token of each; their sources are its own too until its first letter has come.
-    `tail`: the key of the block that those are of.
+    `told_lag`: as of the last letter, if drafters may lag at all. `room`: tokens for which every
+    group has pages. `due`: whole tokens from which on some block is to be kept, or some page to be
+    freed: an earlier letter means nothing to pages. `copies`: pages that it begins with as others
+    left them, but for the last token of each; their sources are its own too until its first letter
+    has come. `tail`: the key of the block that those are of.
     """
 
     row: int
@@ -57,6 +62,8 @@ class Tenancy:
     lags: deque[int] = field(default_factory=deque[int])
     told_lag: int = 0
     published: int = 0
+    room: int = 0
+    due: int = NOT_KNOWN
     open: bool = True
     copies: tuple[PageCopy, ...] = ()
     tail: bytes = b""
@@ -82,11 +89,16 @@ class Tenancy:
         return max(0, self.lower - self.told_lag)
 
     def launch(
-        self, round_id: int, advance: int, emits: bool, drafts: int = 0, lag: int = 0
+        self, round_id: int, advance: int, emits: bool, drafts: int = 0, lag: int | None = None
     ) -> None:
-        """A round of depth `drafts` that advances it by at most `advance` tokens is on its way."""
-        self.last_round, self.drafts, self.lag = round_id, drafts, lag
-        self.lags.append(lag)
+        """A round of depth `drafts` that advances it by at most `advance` tokens is on its way.
+
+        `lag`: None where drafters never lag.
+        """
+        self.last_round, self.drafts = round_id, drafts
+        if lag is not None:
+            self.lag = lag
+            self.lags.append(lag)
         self.pending += advance
         self.owed += emits
 
@@ -97,6 +109,8 @@ class Tenancy:
                 f"row {self.row} reports {computed} computed tokens; expected {self.lower} to "
                 f"{self.lower + advance}"
             )
-        self.lower, self.told_lag = computed, self.lags.popleft()
+        self.lower = computed
+        if self.lags:
+            self.told_lag = self.lags.popleft()
         self.pending -= advance
         self.owed -= emits

@@ -9,9 +9,9 @@ from freewheel.host.request import Request
 from freewheel.spec import FinishReason
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Update:
-    """What a letter, or an abort, brought to one request.
+    """What a letter, or an abort, brought to one request. Not frozen: one is made for every row.
 
     `tokens`: new output, in order. `accepted`: how many of them, from the first on, were drafts,
     of `drafted` that the round verified. `finish`: why the request ended, or None. A request gets

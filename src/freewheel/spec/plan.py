@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from freewheel.spec.adjustments import Adjustments
 from freewheel.spec.cache import CacheGroup
@@ -42,8 +43,7 @@ class Feed:
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class PageWrite:
+class PageWrite(NamedTuple):
     """`page_tables[group, row, column] = page`."""
 
     row: int
@@ -122,9 +122,9 @@ class TokenScore:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RowResult:
-    """What a round did to one row.
+    """What a round did to one row. Not frozen: one is made for every row and round.
 
     `tokens`: newly certain, in order. `computed`: the row's new computed length. `drafted`: drafts
     verified; `agreed`: how many of `tokens`, from the first on, had been drafted. `scores`: of each
