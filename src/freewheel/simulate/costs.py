@@ -50,6 +50,13 @@ class RoundCost:
         tokens = shape.batch * shape.width
         return self.fixed + self.per_token * tokens + self.per_key * keys
 
+    def of_rounds(self, shape: StepShape, keys: Sequence[int]) -> list[float]:
+        """As `seconds`, for rounds of one shape."""
+        if self.measured and not shape.for_prompts:
+            return [self.seconds(shape, one) for one in keys]
+        without, each = self.seconds(shape, 0), self.per_key
+        return [without + each * one for one in keys]
+
 
 def read_measured(paths: Sequence[Path]) -> tuple[tuple[float, tuple[Point, ...]], ...]:
     """What `freewheel bench decode --json` wrote: seconds by batch, for each context length.

@@ -3,30 +3,29 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from freewheel.simulate.costs import RoundCost
+from freewheel.simulate.luck import LOTS, Luck
 from freewheel.simulate.script import Script
 from freewheel.simulate.trace import Call
 from freewheel.spec import FinishReason, RowResult, StepPlan, StepResult, StepShape
 
-Gain = tuple[int, int, int]
-"""What a row gained in a decoding round, drafted and agreed."""
-
-_NOTHING: Gain = (0, 0, 0)
-
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """Lengths as in the device state, and the call whose tokens the row holds."""
+    """Lengths as in the device state, and the call whose tokens the row holds.
+
+    `lot`: of its next decoding round, in `Luck`.
+    """
 
     known: int
     computed: int
     limit: int
     number: int
     call: Call
+    lot: int
 
 
 class StubDevice:
@@ -45,10 +44,10 @@ class StubDevice:
         row_width: int,
         seed: int = 0,
     ) -> None:
-        self._calls, self._script, self._cost = calls, script, cost
-        self._acceptance = tuple(acceptance)
+        self._calls, self._script = calls, script
+        self.cost = cost
+        self.luck = Luck(acceptance, seed)
         self._row_width = row_width
-        self._random = random.Random(seed)
         self._rows: dict[int, Row] = {}
 
     def execute(self, plan: StepPlan) -> tuple[StepResult, float]:
@@ -58,13 +57,15 @@ class StubDevice:
         for number, admission in zip(plan.rows, plan.admissions, strict=True):
             if admission is not None:
                 call = self._calls[admission.seed]
+                known = admission.known
+                lot = self.luck.begins(admission.seed, known)
                 self._rows[number] = Row(
-                    admission.known, admission.computed, admission.limit, admission.seed, call
+                    known, admission.computed, admission.limit, admission.seed, call, lot
                 )
             row = self._rows[number]
             results.append(self._advance(number, row, plan.shape))
             keys += row.computed
-        seconds = self._cost.seconds(plan.shape, keys)
+        seconds = self.cost.seconds(plan.shape, keys)
         return StepResult(plan.round_id, tuple(results)), seconds
 
     def row(self, number: int) -> Row:
@@ -75,27 +76,6 @@ class StubDevice:
         """The row's tokens at these positions, behind its prompt."""
         return self._script.answer(row.call, row.number, start, stop)
 
-    def decode(self, rows: Sequence[Row], shape: StepShape) -> tuple[list[Gain], float]:
-        """A decoding round of rows of which all but the last certain token is computed; and the
-        seconds that it took.
-        """
-        found: list[Gain] = []
-        keys, most, width = 0, shape.width - 1, self._row_width
-        for row in rows:
-            known, left = row.known, row.limit - row.known
-            if left <= 0:
-                keys += row.computed
-                found.append(_NOTHING)
-                continue
-            drafted = most if known + most <= width else width - known
-            agreed = self._agreed(drafted) if drafted else 0
-            gained = agreed + 1 if agreed < left else left
-            row.known = known + gained
-            row.computed = known + gained - 1
-            keys += row.computed
-            found.append((gained, drafted, agreed if agreed < gained else gained))
-        return found, self._cost.seconds(shape, keys)
-
     def _advance(self, number: int, row: Row, shape: StepShape) -> RowResult:
         if row.known >= row.limit:
             return RowResult(number, (), None, row.computed, 0, 0)
@@ -104,21 +84,14 @@ class StubDevice:
         if start + given < row.known:
             row.computed += given
             return RowResult(number, (), None, row.computed, 0, 0)
-        drafted = 0 if shape.for_prompts else self._drafted(start + given, shape.width - given)
-        agreed = self._agreed(drafted) if drafted else 0
+        drafted = agreed = 0
+        if not shape.for_prompts:
+            drafted = max(0, min(shape.width - given, self._row_width - row.known))
+            agreed = min(drafted, self.luck.right[row.lot])
+            row.lot = (row.lot + 1) % LOTS
         gained = min(agreed + 1, row.limit - row.known)
         stop = row.known + gained
         tokens = self._script.answer(row.call, row.number, row.known, stop)
         row.known, row.computed = stop, stop - 1
         finish = FinishReason.LENGTH if stop >= row.limit else None
         return RowResult(number, tokens, finish, row.computed, drafted, min(agreed, gained))
-
-    def _drafted(self, known: int, room: int) -> int:
-        return max(0, min(room, self._row_width - known))
-
-    def _agreed(self, drafted: int) -> int:
-        lot = self._random.random()
-        agreed = 0
-        while agreed < drafted and lot < self._acceptance[agreed]:
-            agreed += 1
-        return agreed

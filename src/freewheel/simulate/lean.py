@@ -1,59 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding rounds in which nobody is weighed against anybody, without a plan or a letter for each.
 
-Most rounds of a trace take rows on that decode already, on pages that they have. For these this
-does to tenancies what `Scheduler.plan` and `collect` would do, in place. Whatever needs a choice is
-the engine's own: who is admitted, what is dropped for pages, who is preempted, what is published.
-`Replay` with and without it gives the same figures to the last bit, and a test says so.
+Most rounds of a trace take rows on that decode already, on pages that they have. What such a round
+brings each row is known beforehand (`Luck`), so nothing of it is looked at before something is to
+be decided: pages are wanted, a block is whole, a row ends, a request comes. Then tenancies are told
+what `Scheduler.plan` and `collect` would have told them round by round, and the engine's own code
+decides: who is admitted, what is dropped for pages, who is preempted, what is published. `Replay`
+with and without it gives the same figures to the last bit, and a test says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from operator import attrgetter
 
 from freewheel.host import Arrived, Request, Scheduler, Update
 from freewheel.host.seats import Seat
-from freewheel.host.tenancy import Tenancy
-from freewheel.simulate.device import Gain, Row, StubDevice
+from freewheel.host.tenancy import NOT_KNOWN, Tenancy
+from freewheel.simulate.device import StubDevice
+from freewheel.simulate.lanes import NEVER, Lane
 from freewheel.spec import FinishReason, StepPlan, StepResult, StepShape
 
 
-@dataclass(slots=True, eq=False)
-class Lane:
-    """A row that decodes.
-
-    `known`: as of the letters read; the request itself has been told of the first `told`. `room`:
-    tokens that its pages hold. `due`: when so many are computed, something is to be published or
-    freed. `rounds`, `drafted`, `agreed`: counted, and the request not told.
-    """
-
-    request: Request
-    tenancy: Tenancy
-    row: Row
-    known: int
-    told: int
-    limit: int
-    room: int = 0
-    due: int = 0
-    rounds: int = 0
-    drafted: int = 0
-    agreed: int = 0
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, init=False)
 class Stride(StepPlan):
-    """A decoding round, run already, whose letter is not read yet: what each lane's row gained, and
-    the seconds that it took. The plan itself says nothing."""
+    """A decoding round that nobody planned, whose letter is not read yet, and the seconds that it
+    took. The plan itself says nothing."""
 
-    lanes: list[Lane]
-    gained: list[Gain]
     seconds: float
 
+    def __init__(self, round_id: int, shape: StepShape, seconds: float) -> None:
+        vars(self).update(round_id=round_id, shape=shape, seconds=seconds)
 
-FEW = 16
-"""Rows among which it is common that for some rounds nothing happens to any of them."""
+
+Watch = list[tuple[int, int, Lane]]
+"""A heap: how many letters are read, the order of entry, and to whom that matters."""
 
 _rank = attrgetter("request.rank")
 
@@ -70,18 +52,28 @@ class LeanScheduler(Scheduler):
     def open(self, device: StubDevice) -> None:
         """`device` runs the rounds. To be called first."""
         self._device = device
-        self._lanes: list[Lane] | None = None
-        self._by_row: dict[int, Lane] = {}
+        self._lanes: list[Lane] | None = None  # those that go on; None: to be found anew
+        self._open: list[Lane] = []  # those of which letters may be unread besides
+        self._checks: Watch = []
+        self._dues: Watch = []
+        self._entries = 0
         self._prefilling = False
-        self._read = self._heard = -1  # the round whose letter was read last, and as pools know
+        self._launched = self._read = 0  # strides, and letters of them
+        self._latest = -1  # the round of the stride that was launched last
+        self._letter = self._heard = -1  # the round whose letter was read last, and as pools know
         self._since = 0  # rounds from this one on have not changed anybody's turn yet
 
     def round(self, prompts: bool) -> StepPlan | None:
-        stride = None if prompts else self._stride()
-        if stride is not None:
-            return stride
+        if not prompts and self._go_on():
+            lanes = self._lanes or []
+            shape = self.ladder.fit_decode(len(lanes))
+            (seconds,) = self.seconds(1)
+            return self._under_way(shape, [seconds])[0]
         plan = super().round(prompts)
         if plan is not None:
+            for lane in self._open if not prompts else ():
+                if lane.end == NEVER:
+                    lane.stop(self._launched)
             self._lanes, self._since = None, self._next_round
         return plan
 
@@ -93,117 +85,87 @@ class LeanScheduler(Scheduler):
         seats = super().seats(prompts)
         self.changed = True
         if len(self.roster.running) != rows:
-            self._lanes = None
+            self._find_lanes()
         return seats
 
-    def _stride(self) -> Stride | None:
-        """A decoding round; None if a row would have to wait, or to be preempted, for pages."""
-        lanes = self._ready()
-        if not lanes or len(lanes) > self.ladder.max_batch:
-            return None
-        reach = self.roster.footprint.decode.reach
-        for lane in lanes:
-            tenancy = lane.tenancy
-            if tenancy.lower + tenancy.pending + reach > lane.room and not self._extended(lane):
-                return None
+    def ahead(self) -> tuple[int, int]:
+        """How many rounds can be launched and letters be read, in turns, before anything is to be
+        decided, if nobody arrives; all in flight are strides, as many as may be. (0, 0): none.
+        """
+        if not self._nobody_comes or not self._go_on():
+            return 0, 0
+        letters = _first(self._dues) - self._read - 1
+        rounds = max(1, _first(self._checks) - self._read + 1)
+        return min(rounds, letters + 1), letters
+
+    def seconds(self, count: int) -> list[float]:
+        """What each of the next rounds of those who go on takes."""
+        lanes = self._lanes or []
+        columns = [lane.lengths(self._launched, count) for lane in lanes]
+        behind = sum([lane.base for lane in lanes]) - len(lanes)
+        sums = columns[0] if len(lanes) == 1 else map(sum, zip(*columns, strict=True))
         shape = self.ladder.fit_decode(len(lanes))
-        return self._under_way(
-            lanes, shape, *self._device.decode([one.row for one in lanes], shape)
-        )
+        return self._device.cost.of_rounds(shape, [behind + tokens for tokens in sums])
+
+    def passed(self, seconds: list[float], read: int) -> list[Stride]:
+        """Such rounds were launched, and so many letters read; strides of which they were not."""
+        flying = len(self._rounds)
+        first, begun = self._next_round, min(read, flying)
+        for _ in range(begun):
+            self._letter = self._rounds.popleft()[0].round_id
+        if read > flying:
+            self._letter = first + read - flying - 1
+        skipped = read - begun
+        self._read += read
+        self._next_round += skipped
+        self._count_rounds(skipped)
+        shape = self.ladder.fit_decode(len(self._lanes or []))
+        return self._under_way(shape, seconds[skipped:])
 
     def read(self, stride: Stride) -> list[Request]:
         """Its letter, which is due; requests that have ended."""
         ended: list[Request] = []
         self._rounds.popleft()
-        width = stride.shape.width
-        for lane, (gained, drafted, agreed) in zip(stride.lanes, stride.gained, strict=True):
-            tenancy = lane.tenancy
-            if not tenancy.open:
-                lane.request.stats.dropped += gained
+        self._read += 1
+        due = [lane for at, lane in _popped(self._dues, self._read) if lane.due == at]
+        for lane in sorted(dict.fromkeys(due), key=_rank):
+            if not lane.tenancy.open:
                 continue
-            tenancy.lower += gained
-            tenancy.pending -= width
-            tenancy.owed -= 1
-            lane.known += gained
-            lane.rounds += 1
-            lane.drafted += drafted
-            lane.agreed += agreed
-            if lane.known >= lane.limit:
+            self._tell(lane)
+            self._hear()
+            self.changed = True
+            if lane.request.known >= lane.limit:
                 self._finished(lane)
                 ended.append(lane.request)
-            elif tenancy.lower >= lane.due:
-                self._settled(lane)
-        self._read = stride.round_id
+            else:
+                self.roster.reservations.settled(lane.request, lane.tenancy)
+                self._watch(lane)
+        self._letter = stride.round_id
         return ended
 
-    def steady(self, flying: Sequence[StepResult | Stride]) -> list[Lane]:
-        """Rows that decode, if they alone do in the rounds under way, `flying`, and in the next."""
-        if self._lanes is not None and len(self._lanes) > FEW:
-            return []
-        lanes = self._ready()
-        if len(lanes) > FEW or len(flying) != self.run_ahead or not self._nobody_comes:
-            return []
-        if any(not isinstance(one, Stride) or one.lanes != lanes for one in flying):
-            return []
-        return lanes
-
-    def bounds(self, lanes: Sequence[Lane]) -> tuple[list[int], list[int]]:
-        """Of each such row, up to how many computed tokens the next round needs nothing, and how
-        many it may not reach, with nobody to be told, by a letter's being read.
-        """
-        decode, rounds = self.roster.footprint.decode, self.run_ahead
-        ahead = rounds * decode.width + decode.reach
-        return (
-            [min(lane.room - ahead, lane.limit - 2 - rounds) for lane in lanes],
-            [min(lane.due, lane.limit - 1) for lane in lanes],
-        )
-
-    def passed(
-        self, lanes: list[Lane], rounds: Sequence[tuple[list[Gain], float]], read: int
-    ) -> list[Stride]:
-        """So many such rounds were launched; those of which the letters were not read.
-
-        `rounds`: what each row gained, and the seconds. Letters of rounds that were under way
-        before are for `read`, beforehand.
-        """
-        shape, first = self.ladder.fit_decode(len(lanes)), self._next_round
-        for at, lane in enumerate(lanes):
-            gains = [gained[at] for gained, _ in rounds[:read]]
-            more = sum([gained for gained, _, _ in gains])
-            lane.tenancy.lower += more
-            lane.known += more
-            lane.rounds += read
-            lane.drafted += sum([drafted for _, drafted, _ in gains])
-            lane.agreed += sum([agreed for _, _, agreed in gains])
-        self._next_round += read
-        self._read = max(self._read, first + read - 1) if read else self._read
-        for _ in range(read):
-            self._kinds.ran(prompts=False)
-        return [self._under_way(lanes, shape, *round) for round in rounds[read:]]
-
     def add(self, request: Request) -> None:
-        if self.roster.waiting.tenants.has(request.tenant):
-            self._take_turns()
-        else:
-            self._catch_up()  # what others were served counts
+        self._catch_up()  # what others were served counts, and whose turn it was
         super().add(request)
 
     def collect(
         self, result: StepResult, now: float | None = None, at: Arrived | None = None
     ) -> list[Update]:
-        lanes = [self._by_row[row.row] for row in result.rows if row.row in self._by_row]
-        for lane in lanes:
+        for lane in self._open:
             self._tell(lane)
         self._hear()
         updates = super().collect(result, now, at)
-        self._read, self.changed = result.round_id, True
-        for lane in lanes:
-            lane.known = lane.told = lane.request.known
+        self._letter, self.changed = result.round_id, True
+        for lane in self._open:
+            before = lane.safe, lane.due
+            if lane.tenancy.open and self._set_watch(lane) != before:
+                self._enter(lane)
         return updates
 
     @property
     def _nobody_comes(self) -> bool:
         """Whoever waits, no letter will give them a row."""
+        if self._lanes is None:
+            self._find_lanes()
         if self._prefilling or not self.roster.waiting:
             return not self._prefilling
         self._hear()
@@ -214,102 +176,124 @@ class LeanScheduler(Scheduler):
     def _prompts(self) -> bool:
         """Somebody is on the way through a prompt, or waits and may get a row."""
         if self._lanes is None:
-            self._lanes = self._new_lanes()
+            self._find_lanes()
         if self._prefilling or not self.roster.waiting:
             return self._prefilling
         self._hear()
         return self.roster.reservations.rows.free > 0
 
-    def _ready(self) -> list[Lane]:
-        """Rows that decode, in the order in which they are served."""
+    def _go_on(self) -> bool:
+        """Some rows decode, and all that do have pages for a round."""
         if self._lanes is None:
-            self._lanes = self._new_lanes()
-        lanes = self._lanes
+            self._find_lanes()
+        found = _popped(self._checks, self._read - 1)
+        lanes = [lane for at, lane in found if lane.safe == at and lane.end == NEVER]
+        lanes = sorted(dict.fromkeys(lanes), key=_rank)
         for lane in lanes:
-            if lane.known + lane.tenancy.owed >= lane.limit or not lane.tenancy.open:
-                lanes = self._lanes = [
-                    one
-                    for one in lanes
-                    if one.tenancy.open and one.known + one.tenancy.owed < one.limit
-                ]
-                break
-        return lanes
-
-    def _new_lanes(self) -> list[Lane]:
-        self._prefilling = False
-        before, self._by_row = self._by_row, {}
-        for request in self.roster.running:
-            tenancy = self.roster.tenancy(request)
-            if tenancy.prefilling:
-                self._prefilling = True
-                continue
-            lane = before.get(tenancy.row)
-            if lane is None or lane.tenancy is not tenancy:
-                row = self._device.row(tenancy.row)
-                known = request.known
-                lane = Lane(request, tenancy, row, known, known, request.limit)
-            self._by_row[tenancy.row] = lane
-        return sorted(self._by_row.values(), key=_rank)
+            self._tell(lane)
+            if not lane.request.decodes:
+                self._leave(lane)
+        for lane in lanes:
+            if lane.end == NEVER:
+                if not self._extended(lane):
+                    self._lanes = None  # the rest has not been looked at
+                    return False
+                self._watch(lane)
+        return bool(self._lanes)
 
     def _extended(self, lane: Lane) -> bool:
         """It has pages for its next round; they are what `plan` would take, if anything."""
+        footprint, tenancy = self.roster.footprint, lane.tenancy
+        tokens = footprint.decode_tokens(tenancy.upper)
+        if tokens <= tenancy.room:
+            return True
         self._hear()
-        footprint, reserved = self.roster.footprint, self.roster.reservations
-        tenancy = lane.tenancy
-        writes = reserved.reserve(tenancy, footprint.decode_tokens(tenancy.upper))
-        self.changed = self.changed or writes != ()
-        if writes is None:
-            return False
-        spans = zip(footprint.groups, tenancy.spans, strict=True)
-        lane.room = min(span.end * group.page_size for group, span in spans)
-        return True
-
-    def _under_way(
-        self, lanes: list[Lane], shape: StepShape, gained: list[Gain], seconds: float
-    ) -> Stride:
-        number, width, depth = self._next_round, shape.width, shape.depth
-        for lane in lanes:
-            tenancy = lane.tenancy
-            tenancy.last_round, tenancy.drafts = number, depth
-            tenancy.pending += width
-            tenancy.owed += 1
-        self._kinds.ran(prompts=False)
-        self._next_round += 1
-        stride = Stride(number, shape, (), (), (), (), lanes=lanes, gained=gained, seconds=seconds)
-        self._rounds.append((stride, []))
-        return stride
-
-    def _settled(self, lane: Lane) -> None:
-        self._tell(lane)
-        self._hear()
-        reserved, tenancy = self.roster.reservations, lane.tenancy
-        reserved.publish(lane.request, tenancy, None)
-        reserved.trim(tenancy)
-        lane.due = self._next_due(tenancy)
         self.changed = True
+        return self.roster.reservations.reserve(tenancy, tokens) is not None
+
+    def _find_lanes(self) -> None:
+        """Those who go on, the best rank first; their letters are told."""
+        for lane in self._open:
+            self._tell(lane)
+        going = {one.tenancy: one for one in self._open if one.end == NEVER}
+        self._open = [lane for lane in self._open if lane.tenancy.open and lane.read < lane.end]
+        self._lanes, self._prefilling = list[Lane](), False
+        for request in self.roster.ranked:
+            tenancy = self.roster.tenancy(request)
+            if tenancy.prefilling:
+                self._prefilling = True
+            lane = going.get(tenancy)
+            if request.decodes:
+                self._lanes.append(self._new_lane(request, tenancy) if lane is None else lane)
+            elif lane is not None:
+                lane.stop(self._launched)
+        self._checks, self._dues = [], []
+        for lane in self._open:
+            self._enter(lane)
+
+    def _new_lane(self, request: Request, tenancy: Tenancy) -> Lane:
+        row = self._device.row(tenancy.row)
+        lane = Lane.of(request, tenancy, row, self._device.luck, self._launched)
+        self._open.append(lane)
+        self._set_watch(lane)
+        return lane
+
+    def _leave(self, lane: Lane) -> None:
+        lane.stop(self._launched)
+        self._lanes = [one for one in self._lanes or [] if one is not lane]
+
+    def _under_way(self, shape: StepShape, seconds: list[float]) -> list[Stride]:
+        strides: list[Stride] = []
+        for one in seconds:
+            number = self._next_round
+            strides.append(Stride(number, shape, one))
+            self._rounds.append((strides[-1], []))
+            self._next_round += 1
+        self._count_rounds(len(seconds))
+        return strides
+
+    def _count_rounds(self, count: int) -> None:
+        if count:
+            self._kinds.ran(prompts=False, rounds=count)
+            self._launched += count
+            self._latest = self._next_round - 1
 
     def _finished(self, lane: Lane) -> None:
-        self._tell(lane)
-        self._hear()
         self.roster.reservations.publish(lane.request, lane.tenancy, FinishReason.LENGTH)
         self._end(lane.request, FinishReason.LENGTH)
-        self.changed = True
+        if lane.end == NEVER:
+            self._leave(lane)
 
-    def _next_due(self, tenancy: Tenancy) -> int:
-        """Computed tokens at which a block is whole, or pages lie behind what is read."""
-        reserved = self.roster.reservations
-        due = [
-            pool.group.retention + (span.first + 1) * pool.group.page_size
-            for pool, span in zip(reserved.pools, tenancy.spans, strict=True)
-            if pool.group.retention is not None
-        ]
-        if reserved.prefix is not None:
-            due.append((tenancy.published + 1) * reserved.prefix.block_size)
-        return min(due, default=1 << 62)
+    def _watch(self, lane: Lane) -> None:
+        """It was looked at, and will be again."""
+        self._set_watch(lane)
+        self._enter(lane)
+
+    def _set_watch(self, lane: Lane) -> tuple[int, int]:
+        """When it is to be looked at next: its `safe` and `due`."""
+        lane.turn_over()
+        tenancy, decode, rounds = lane.tenancy, self.roster.footprint.decode, self.run_ahead
+        own = decode.width * (lane.launched - lane.read)
+        lane.safe = -1
+        # else rounds of the engine's own are in flight, which may bring less than they could
+        if tenancy.lower + tenancy.pending - own == lane.known(lane.read) - 1:
+            room = tenancy.room - decode.reach - rounds * decode.width + 1
+            lane.safe = lane.last_within(min(room, lane.limit - rounds - 1))
+        due = lane.first_with(min(lane.limit, tenancy.due + 1))
+        # the prompt's letter, which will say when, is read before any of a stride
+        lane.due = NEVER if tenancy.due == NOT_KNOWN else max(due, lane.read + 1)
+        return lane.safe, lane.due
+
+    def _enter(self, lane: Lane) -> None:
+        self._entries += 1
+        if lane.end == NEVER:
+            heappush(self._checks, (lane.safe, self._entries, lane))
+        if lane.due <= lane.end:
+            heappush(self._dues, (lane.due, self._entries, lane))
 
     def _catch_up(self) -> None:
         """All is as if every round had been planned and every letter collected."""
-        for lane in self._by_row.values():
+        for lane in self._open:
             self._tell(lane)
         self._take_turns()
         self._hear()
@@ -318,26 +302,47 @@ class LeanScheduler(Scheduler):
         """As in `launch`, round by round, but for rounds that later ones of the same row hide."""
         if self._since == self._next_round:
             return
-        lanes = [lane for lane in self._by_row.values() if lane.tenancy.last_round >= self._since]
+        lanes = [lane for lane in self._open if lane.tenancy.last_round >= self._since]
         for lane in sorted(lanes, key=lambda one: (one.tenancy.last_round, one.request.turn)):
             lane.request.turn = next(self._turns)
         self._since = self._next_round
 
     def _tell(self, lane: Lane) -> None:
-        """The request knows what came."""
-        if not lane.rounds or not lane.tenancy.open:
+        """Its tenancy and its request know what was launched and what came."""
+        tenancy, request = lane.tenancy, lane.request
+        launched, read = lane.own(self._launched), lane.own(self._read)
+        rounds, letters = launched - lane.launched, read - lane.read
+        if not tenancy.open or not (rounds or letters):
             return
-        request, stats = lane.request, lane.request.stats
-        request.output.extend(self._device.answer(lane.row, lane.told, lane.known))
-        self.roster.waiting.tenants.charge(request.tenant, lane.known - lane.told)
-        lane.told = lane.known
-        stats.decode_rounds += lane.rounds
-        stats.drafted += lane.drafted
-        stats.agreed += lane.agreed
-        lane.rounds = lane.drafted = lane.agreed = 0
+        lane.launched, lane.read = launched, read
+        decode = self.roster.footprint.decode
+        if rounds:
+            tenancy.last_round, tenancy.drafts = self._latest, decode.depth
+        tenancy.pending += (rounds - letters) * decode.width
+        tenancy.owed += rounds - letters
+        known = lane.known(read)
+        if known > lane.told:
+            tenancy.lower += known - lane.told
+            request.output.extend(self._device.answer(lane.row, lane.told, known))
+            self.roster.waiting.tenants.charge(request.tenant, known - lane.told)
+            lane.told = known
+        request.stats.decode_rounds += letters
 
     def _hear(self) -> None:
         """Pools know which letters were read."""
-        if self._heard < self._read:
-            self.roster.reservations.collected(self._read)
-            self._heard = self._read
+        if self._heard < self._letter:
+            self.roster.reservations.collected(self._letter)
+            self._heard = self._letter
+
+
+def _popped(heap: Watch, most: int) -> list[tuple[int, Lane]]:
+    """What stands in it up to `most`, which is taken out."""
+    found: list[tuple[int, Lane]] = []
+    while heap and heap[0][0] <= most:
+        at, _, lane = heappop(heap)
+        found.append((at, lane))
+    return found
+
+
+def _first(heap: Watch) -> int:
+    return heap[0][0] if heap else NEVER

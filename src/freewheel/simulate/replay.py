@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
-from operator import ge, gt
+from functools import reduce
+from itertools import accumulate, islice
+from operator import add
+from typing import NamedTuple
 
 from freewheel.errors import FreewheelError, RequestError
 from freewheel.host import Request, Scheduler
-from freewheel.simulate.device import Gain, StubDevice
-from freewheel.simulate.lean import Lane, LeanScheduler, Stride
+from freewheel.simulate.device import StubDevice
+from freewheel.simulate.lean import LeanScheduler, Stride
 from freewheel.simulate.plan import Simulation
 from freewheel.simulate.script import Script
 from freewheel.simulate.trace import Call, Trace
@@ -30,6 +34,16 @@ class PoolUse:
     peak_held: int = 0
     owned_seconds: float = 0.0
     held_seconds: float = 0.0
+    since: float = 0.0
+
+    def count(self, owned: int, held: int, now: float) -> None:
+        """So many from now on. The sums are then as of now, if that changes anything."""
+        if (owned, held) != (self.owned, self.held):
+            self.owned_seconds += self.owned * (now - self.since)
+            self.held_seconds += self.held * (now - self.since)
+            self.owned, self.held, self.since = owned, held, now
+            self.peak_owned = max(self.peak_owned, owned)
+            self.peak_held = max(self.peak_held, held)
 
 
 @dataclass
@@ -56,17 +70,11 @@ class Outcome:
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-@dataclass(frozen=True)
-class Flight:
+class Flight(NamedTuple):
     """A round on its way: its letter, and when that is there."""
 
     result: StepResult | Stride
     done: float
-
-    @property
-    def stride(self) -> Stride:
-        assert isinstance(self.result, Stride)
-        return self.result
 
 
 class Replay:
@@ -89,9 +97,11 @@ class Replay:
         self._lean = self.scheduler if isinstance(self.scheduler, LeanScheduler) else None
         if self._lean is not None:
             self._lean.open(self._device)
+        self._params: dict[int, SamplingParams] = {}
         self._next = 0
         self._free_at = 0.0
         self._flights: deque[Flight] = deque()
+        self._letters = 0  # of them, those that are no strides
         pools = self.scheduler.roster.reservations.pools
         self._pools = pools
         self._outcome = Outcome([PoolUse(pool.group.name, pool.total) for pool in pools])
@@ -101,6 +111,8 @@ class Replay:
         while self.step():
             pass
         self._outcome.seconds = self.now
+        for use in self._outcome.pools:
+            use.count(0, 0, self.now)
         for pool in self._pools:
             if pool.free + pool.cached != pool.total:
                 raise FreewheelError(f"{pool.name}: {pool.owned} are still owned at the end")
@@ -112,7 +124,8 @@ class Replay:
         self._arrive()
         if self._lean is not None and self._rush(self._lean):
             return True
-        if self._launch() and self.scheduler.in_flight <= self._plan.config.run_ahead:
+        ahead = self._plan.config.run_ahead
+        if len(self._flights) <= ahead and self._launch() and len(self._flights) <= ahead:
             return True
         if self._flights:
             self._collect()
@@ -136,12 +149,18 @@ class Replay:
         return Request(
             f"{number}",
             self._script.prompt(call),
-            SamplingParams(max_tokens=call.answer),
+            self._asked(call.answer),
             number,
             self._plan.context_len,
             priority=call.priority,
             tenant=call.tenant,
         )
+
+    def _asked(self, tokens: int) -> SamplingParams:
+        found = self._params.get(tokens)
+        if found is None:
+            found = self._params[tokens] = SamplingParams(max_tokens=tokens)
+        return found
 
     def _launch(self) -> bool:
         plan = self.scheduler.plan()
@@ -151,6 +170,7 @@ class Replay:
             result, seconds = plan, plan.seconds
         else:
             result, seconds = self._device.execute(plan)
+            self._letters += 1
         self._ran(seconds)
         self._flights.append(Flight(result, self._free_at))
         if plan.shape.for_prompts:
@@ -160,47 +180,30 @@ class Replay:
         return True
 
     def _rush(self, lean: LeanScheduler) -> bool:
-        """Rounds up to the next in which something happens; whether there are any."""
-        lanes = lean.steady([flight.result for flight in self._flights])
-        lower = [lane.tenancy.lower for lane in lanes]
-        needless, silent = lean.bounds(lanes)
-        if not lanes or any(map(gt, lower, needless)):
+        """Rounds up to the next in which something is to be decided; whether there are any."""
+        if len(self._flights) != lean.run_ahead or self._letters:
+            return False
+        count, letters = lean.ahead()
+        if not count:
             return False
         if lean.changed:
             self._count_pages()
-        rows, shape = [lane.row for lane in lanes], lean.ladder.fit_decode(len(lanes))
         until = self._calls[self._next].arrival if self._next < len(self._calls) else math.inf
-        flying = deque((flight.stride.gained, flight.done) for flight in self._flights)
-        rounds: list[tuple[list[Gain], float]] = []
-        read = 0
-        while self.now < until and not any(map(gt, lower, needless)):
-            rounds.append(self._device.decode(rows, shape))
-            self._ran(rounds[-1][1])
-            flying.append((rounds[-1][0], self._free_at))
-            after = [before + gain[0] for before, gain in zip(lower, flying[0][0], strict=True)]
-            if any(map(ge, after, silent)):
-                break
-            self._pass_to(flying.popleft()[1])
-            lower, read = after, read + 1
-        self._outcome.decode_rounds += len(rounds)
-        self._told(lean, lanes, rounds, read, [done for _, done in flying])
+        seconds = lean.seconds(count)
+        done = [flight.done for flight in self._flights]
+        done += islice(accumulate(seconds, initial=max(self._free_at, self.now)), 1, None)
+        # each is launched when the letter before was read, and no later than somebody comes
+        count = min(count, 1 + bisect_left(done, until))
+        read = min(count, letters)
+        self._outcome.busy_seconds = reduce(add, seconds[:count], self._outcome.busy_seconds)
+        self._outcome.decode_rounds += count
+        done = done[: len(self._flights) + count]
+        self._free_at, self.now = done[-1], done[read - 1] if read else self.now
+        for _ in range(min(read, len(self._flights))):
+            self._flights.popleft()
+        new = lean.passed(seconds[:count], read)
+        self._flights += map(Flight, new, done[len(done) - len(new) :])
         return True
-
-    def _told(
-        self,
-        lean: LeanScheduler,
-        lanes: list[Lane],
-        rounds: list[tuple[list[Gain], float]],
-        read: int,
-        done: list[float],
-    ) -> None:
-        """So many letters were read; when those under way will be there."""
-        old = min(read, len(self._flights))
-        for _ in range(old):
-            lean.read(self._flights.popleft().stride)
-        new = lean.passed(lanes, rounds, read - old)
-        for stride, moment in zip(new, done[len(done) - len(new) :], strict=True):
-            self._flights.append(Flight(stride, moment))
 
     def _ran(self, seconds: float) -> None:
         """The device is busy for so long, from now on or behind what it does."""
@@ -215,26 +218,21 @@ class Replay:
             for request in self._lean.read(flight.result):
                 self._note(request)
             return
+        self._letters -= 1
         for update in self.scheduler.collect(flight.result, self.now):
             if update.finish is not None:
                 self._note(update.request)
 
     def _pass_to(self, moment: float) -> None:
-        """Time passes; what is held now was held until then."""
-        seconds = moment - self.now
-        self.now = moment
+        """Time passes; what is held now is held until then."""
         if self._lean is None or self._lean.changed:
             self._count_pages()
-        for use in self._outcome.pools:
-            use.owned_seconds += use.owned * seconds
-            use.held_seconds += use.held * seconds
+        self.now = moment
 
     def _count_pages(self) -> None:
         for pool, use in zip(self._pools, self._outcome.pools, strict=True):
-            use.owned = pool.owned
-            use.held = use.owned + pool.cached
-            use.peak_owned = max(use.peak_owned, use.owned)
-            use.peak_held = max(use.peak_held, use.held)
+            owned = pool.owned
+            use.count(owned, owned + pool.cached, self.now)
         if self._lean is not None:
             self._lean.changed = False
 
