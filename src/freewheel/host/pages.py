@@ -224,15 +224,13 @@ class PageAllocator(IdPool):
         """One owner less. Raises as IdPool.release does."""
         self._check_owned(ids)
         until, owners = self._until, self._owners
-        left: list[int] = []
-        for page in ids:
-            if until.get(page, -2) < until_round:
-                until[page] = until_round
-            if owners[page] == 1:
-                owners.pop(page)
-                left.append(page)
-            else:
-                owners[page] -= 1
+        later = [page for page in ids if until.get(page, -2) < until_round]
+        until.update(dict.fromkeys(later, until_round))
+        left = [page for page in ids if owners[page] == 1]
+        if len(left) < len(ids):
+            owners.subtract(ids)
+        for page in left:
+            owners.pop(page)
         self._owned.difference_update(left)
         self._retire(left)
 
@@ -256,12 +254,12 @@ class PageAllocator(IdPool):
 
     def _retire(self, pages: Sequence[int]) -> None:
         """Nobody owns these pages: each waits for its next owner, or for its last round."""
-        collected, until = self._collected, self._until
-        for page in pages:
-            if page in self._keepers:
-                self._idle.add(page)
-                if until[page] > collected:
-                    self._settling.add(page)
+        collected, until, keepers = self._collected, self._until, self._keepers
+        kept = [page for page in pages if page in keepers]
+        self._idle.update(kept)
+        self._settling.update([page for page in kept if until[page] > collected])
+        for page in pages if len(kept) < len(pages) else ():
+            if page in keepers:
                 continue
             self._idle.discard(page)
             self._settling.discard(page)

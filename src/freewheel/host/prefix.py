@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import chain
 from typing import Protocol
 
 from freewheel.host.pages import PageAllocator
@@ -25,6 +25,7 @@ from freewheel.host.request import Request
 from freewheel.host.tenancy import PageSpan, Tenancy
 
 DIGEST_BYTES = 16
+DIGEST_HEAD = DIGEST_BYTES.to_bytes(4, "little")
 
 
 @dataclass(eq=False)
@@ -96,9 +97,9 @@ class PrefixCache:
         Of its first `most` tokens. At least one certain token is left to compute: a block is known
         by the token behind it.
         """
+        keys = self.keys(request)[: most // self.block_size]
         found: list[Block] = []
-        for key in islice(self.keys(request), most // self.block_size):
-            block = self._blocks.get(key)
+        for block in map(self._blocks.get, keys):
             if block is None:
                 break
             found.append(block)
@@ -270,13 +271,12 @@ class PrefixCache:
         first = begun * size + 1 if begun else 0
         tokens = _bytes_of(request.tokens(first, count * size + 1))
         before = keys[-1] if keys else request.cache_salt.encode()
-        at = 0
-        for index in range(begun, count):
-            end = 8 * ((index + 1) * size + 1 - first)
-            data = len(before).to_bytes(4, "little") + before + tokens[at:end]
-            before = blake2b(data, key=self._secret, digest_size=DIGEST_BYTES).digest()
+        head, secret, at = len(before).to_bytes(4, "little"), self._secret, 0
+        for end in range(8 * ((begun + 1) * size + 1 - first), len(tokens) + 1, 8 * size):
+            data = head + before + tokens[at:end]
+            before = blake2b(data, key=secret, digest_size=DIGEST_BYTES).digest()
             keys.append(before)
-            at = end
+            head, at = DIGEST_HEAD, end
         return keys
 
     def _add(self, key: bytes, parent: Block | None, tenancy: Tenancy, index: int) -> Block:

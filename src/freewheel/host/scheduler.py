@@ -320,7 +320,8 @@ class Scheduler:
                 reserved.settled(request, tenancy)
                 continue
             else:
-                request.follow()
+                if request.guide is not None:
+                    request.follow()
                 reserved.settled(request, tenancy)
             updates.append(Update(request, tokens, row.agreed, row.finish, row.drafted))
         reserved.collected(result.round_id)

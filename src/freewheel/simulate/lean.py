@@ -54,6 +54,7 @@ class LeanScheduler(Scheduler):
         self._device = device
         self._lanes: list[Lane] | None = None  # those that go on; None: to be found anew
         self._open: list[Lane] = []  # those of which letters may be unread besides
+        self._shapes: dict[int, StepShape] = {}
         self._checks: Watch = []
         self._dues: Watch = []
         self._entries = 0
@@ -65,10 +66,7 @@ class LeanScheduler(Scheduler):
 
     def round(self, prompts: bool) -> StepPlan | None:
         if not prompts and self._go_on():
-            lanes = self._lanes or []
-            shape = self.ladder.fit_decode(len(lanes))
-            (seconds,) = self.seconds(1)
-            return self._under_way(shape, [seconds])[0]
+            return self._under_way(self.seconds(1))[0]
         plan = super().round(prompts)
         if plan is not None:
             for lane in self._open if not prompts else ():
@@ -104,8 +102,7 @@ class LeanScheduler(Scheduler):
         columns = [lane.lengths(self._launched, count) for lane in lanes]
         behind = sum([lane.base for lane in lanes]) - len(lanes)
         sums = columns[0] if len(lanes) == 1 else map(sum, zip(*columns, strict=True))
-        shape = self.ladder.fit_decode(len(lanes))
-        return self._device.cost.of_rounds(shape, [behind + tokens for tokens in sums])
+        return self._device.cost.of_rounds(self._shape, [behind + tokens for tokens in sums])
 
     def passed(self, seconds: list[float], read: int) -> list[Stride]:
         """Such rounds were launched, and so many letters read; strides of which they were not."""
@@ -119,8 +116,7 @@ class LeanScheduler(Scheduler):
         self._read += read
         self._next_round += skipped
         self._count_rounds(skipped)
-        shape = self.ladder.fit_decode(len(self._lanes or []))
-        return self._under_way(shape, seconds[skipped:])
+        return self._under_way(seconds[skipped:])
 
     def read(self, stride: Stride) -> list[Request]:
         """Its letter, which is due; requests that have ended."""
@@ -242,13 +238,20 @@ class LeanScheduler(Scheduler):
         lane.stop(self._launched)
         self._lanes = [one for one in self._lanes or [] if one is not lane]
 
-    def _under_way(self, shape: StepShape, seconds: list[float]) -> list[Stride]:
-        strides: list[Stride] = []
-        for one in seconds:
-            number = self._next_round
-            strides.append(Stride(number, shape, one))
-            self._rounds.append((strides[-1], []))
-            self._next_round += 1
+    @property
+    def _shape(self) -> StepShape:
+        """Of the next stride."""
+        count = len(self._lanes or [])
+        found = self._shapes.get(count)
+        if found is None:
+            found = self._shapes[count] = self.ladder.fit_decode(count)
+        return found
+
+    def _under_way(self, seconds: list[float]) -> list[Stride]:
+        shape, first = self._shape, self._next_round
+        strides = [Stride(first + at, shape, one) for at, one in enumerate(seconds)]
+        self._rounds.extend([(stride, []) for stride in strides])
+        self._next_round += len(strides)
         self._count_rounds(len(seconds))
         return strides
 
