@@ -46,3 +46,7 @@ class StartError(FreewheelError, RuntimeError):
 
 class CapacityError(RequestError):
     """A request could never fit, however long it waited."""
+
+
+class ClosedError(FreewheelError, RuntimeError):
+    """An engine was asked for something after it had been closed."""

@@ -13,6 +13,7 @@ import pytest
 
 from freewheel import LLM, SamplingParams
 from freewheel.config import AUTO_DEPTHS, EngineConfig
+from freewheel.engine.session import Session
 from freewheel.errors import ConfigError
 from freewheel.host import DepthPolicy
 from freewheel.spec import MAX_LAG, StepShape
@@ -65,8 +66,9 @@ class LaggingEngine(PoisonedEngine):
 
 
 def use(llm: LLM, policy: DepthPolicy) -> None:
-    llm._policy = policy
-    llm._session = type(llm._session)(llm._new_scheduler, llm.executor)
+    parts = llm._parts
+    parts.policy = policy
+    parts.session = Session(parts._new_scheduler, llm.executor)
 
 
 def erratic(folder: Path, seed: int, **options: Any) -> tuple[LLM, RandomDepths]:
@@ -185,8 +187,8 @@ def test_auto_speaks_the_same_and_learns_between_requests(folders: dict[str, Pat
     for _ in range(2):
         outputs = llm.generate([[1, 2], [3]], params)
         assert [one.token_ids for one in outputs] == [one.token_ids for one in want]
-    assert llm._policy is not None and llm._policy._acceptance.expected("new")[1] != 1.8
-    known = llm._policy._costs._known
+    assert llm._parts.policy is not None and llm._parts.policy._acceptance.expected("new")[1] != 1.8
+    known = llm._parts.policy._costs._known
     assert any(one.timed for one in known.values())
     assert all(one.empty for shape, one in known.items() if shape.extras == 0)
 

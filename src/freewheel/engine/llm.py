@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from freewheel.chat import Ask, Chat, Effort, open_chat
+from freewheel.chat import Ask, Effort
 from freewheel.config import EngineConfig, find_model
 from freewheel.engine.arguments import (
     Prompt,
@@ -24,13 +24,14 @@ from freewheel.engine.arguments import (
 )
 from freewheel.engine.conversation import Turns, conversations, messages_of, parted
 from freewheel.engine.output import Chunk, Output, Selection, joined
+from freewheel.engine.parts import Parts
 from freewheel.engine.session import Live, Session
 from freewheel.engine.tokenizer import Tokenizer
 from freewheel.engine.wishes import adjustments_of
-from freewheel.errors import ConfigError, RequestError
-from freewheel.host import Alarm, DepthPolicy, Fleet, Request, Scheduler, TextStream
-from freewheel.runtime import build, disk_index
-from freewheel.spec import Form, HostGrammar, SamplingParams, ShapeLadder, StepShape
+from freewheel.errors import ClosedError, ConfigError, RequestError
+from freewheel.host import Alarm, Request, TextStream
+from freewheel.runtime import Built, Executor
+from freewheel.spec import Form, HostGrammar, SamplingParams, StepShape
 from freewheel.spec.elsewhere import hint
 from freewheel.spec.picks import picked_layers
 from freewheel.spec.sampling import DEFAULT_MAX_TOKENS
@@ -49,6 +50,8 @@ class LLM:
     >>> from freewheel import LLM, SamplingParams
     >>> llm = LLM(model="demo", speculate=3)
     >>> llm.generate("Emma was", SamplingParams(temperature=0, max_tokens=16))[0].text
+
+    `close` gives back what it took, and so does the end of `with LLM(..) as llm:`.
     """
 
     def __init__(
@@ -64,16 +67,55 @@ class LLM:
             raise ConfigError(f"{unknown[0]}: is no option; {hint(unknown[0], known)}")
         self.config = EngineConfig(model=model, **options)
         self.tokenizer = Tokenizer(find_model(model))
-        self.built = build(self.config, progress, tokenizer_size=self.tokenizer.size)
-        self.spec, self.executor = self.built.spec, self.built.executor
-        self._policy = _policy_of(self.built.ladder, self.config.run_ahead)
         self.alarm = Alarm(self.config.strict)
-        self._session = Session(self._new_scheduler, self.executor)
-        vocabulary = self.tokenizer.token_bytes(self.spec.vocab_size)
-        self._compiler = Compiler(vocabulary, self.config.grammar_seconds)
-        self._guides = GuideDesk(vocabulary, self.config.grammar_seconds)
+        self._open: Parts | None = Parts(self.config, self.tokenizer, self.alarm, progress)
+        self.spec = self.built.spec
         self._ids = (f"request-{n}" for n in itertools.count())
-        self._encoding: Chat | None = None
+
+    def close(self) -> None:
+        """End what is under way and give back all that the engine took: the device's memory, that
+        of cached prefixes, and its processes. Again: nothing. Anything else raises ClosedError.
+
+        What it keeps in files stays there.
+        """
+        parts, self._open = self._open, None
+        if parts is not None:
+            parts.close()
+
+    def __enter__(self) -> LLM:
+        self._parts  # noqa: B018  raises if it was closed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _parts(self) -> Parts:
+        if self._open is None:
+            raise ClosedError("this LLM was closed; make another one")
+        return self._open
+
+    @property
+    def built(self) -> Built:
+        """What the options came to."""
+        return self._parts.built
+
+    @property
+    def executor(self) -> Executor:
+        """What runs rounds."""
+        return self._parts.built.executor
+
+    @property
+    def _session(self) -> Session:
+        return self._parts.session
+
+    @property
+    def _compiler(self) -> Compiler:
+        return self._parts.compiler
+
+    @property
+    def _guides(self) -> GuideDesk:
+        return self._parts.guides
 
     @property
     def context_len(self) -> int:
@@ -115,10 +157,11 @@ class LLM:
         """
         shapes = self.shapes(prompt, extras, guided=guided)
         self.executor.capture(shapes, progress)
-        if self._policy is not None:
+        policy = self._parts.policy
+        if policy is not None:
             for shape in shapes:
                 if not (shape.for_prompts or shape.extras or shape.tables or shape.catches_up):
-                    self._policy.took_empty(shape, self.executor.idle_seconds(shape))
+                    policy.took_empty(shape, self.executor.idle_seconds(shape))
 
     @names_its_arguments
     def generate(
@@ -148,11 +191,12 @@ class LLM:
         ]
         for request in requests:
             self._check(request)
+        session = self._session
         try:
             live = self._queue(requests, at_once or len(requests))
-            return [joined(list(self._session.chunks(one))) for one in live]
+            return [joined(list(session.chunks(one))) for one in live]
         finally:
-            self._session.close([request.id for request in requests])
+            session.close([request.id for request in requests])
 
     @names_its_arguments
     def chat(
@@ -171,12 +215,10 @@ class LLM:
         its text. Raises what `generate` raises, RequestError for turns that the model's encoding
         does not have, and UnsupportedModel if there is none.
         """
-        if self._encoding is None:
-            folder = find_model(self.config.model)
-            self._encoding = open_chat(folder, self.spec.family, self.tokenizer)
+        encoding = self._parts.encoding
         ask = Ask(thinking or effort is not None, effort)
         asked = [messages_of(turns) for turns in conversations(messages)]
-        prompts = [self._encoding.prompt(turns, ask) for turns in asked]
+        prompts = [encoding.prompt(turns, ask) for turns in asked]
         outputs = self.generate([one.ids for one in prompts], params, cache_salt=cache_salt)
         given = zip(outputs, prompts, param_list(params, len(prompts)), strict=True)
         part = partial(parted, self.tokenizer, self.spec.eos_ids)
@@ -251,10 +293,11 @@ class LLM:
         self._session.check(request)
 
     def _chunks(self, request: Request) -> Generator[Chunk]:
+        session = self._session
         try:
-            yield from self._session.chunks(self._session.add(request, self._text_of(request)))
+            yield from session.chunks(session.add(request, self._text_of(request)))
         finally:
-            self._session.close([request.id])
+            session.close([request.id])
 
     def _request(
         self,
@@ -332,34 +375,3 @@ class LLM:
         return TextStream(
             decode, params.stops, params.include_stop_str_in_output, params.min_tokens
         )
-
-    def _new_scheduler(self) -> Scheduler | Fleet:
-        """Of every copy of the model."""
-        copies = [self._new_copy() for _ in range(self.config.dp)]
-        return copies[0] if len(copies) == 1 else Fleet(copies, self.config.prefill_share)
-
-    def _new_copy(self) -> Scheduler:
-        built = self.built
-        return Scheduler(
-            built.ladder,
-            built.groups,
-            built.sizes.pages,
-            built.sizes.rows,
-            built.sizes.row_width,
-            built.sizes.row_width,
-            self.config.run_ahead,
-            prefix_cache=self.config.prefix_cache,
-            shelf=built.shelf(),
-            prefill_share=self.config.prefill_share,
-            policy=self._policy,
-            host_slots=built.sizes.host_slots,
-            alarm=self.alarm,
-            disk=disk_index(self.config, self.executor.mover.files),
-        )
-
-
-def _policy_of(ladder: ShapeLadder, run_ahead: int) -> DepthPolicy | None:
-    """Who chooses the depth of rounds; None where there is one for all."""
-    if len(ladder.depths) == 1:
-        return None
-    return DepthPolicy(ladder.depths, ladder.depth, run_ahead + 2)

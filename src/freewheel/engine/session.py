@@ -6,12 +6,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from freewheel.engine.logprobs import prompt_logprobs, token_logprobs
 from freewheel.engine.output import Arrival, Chunk, Metrics, Piece
 from freewheel.engine.timeline import Timeline
-from freewheel.errors import FreewheelError
+from freewheel.errors import ClosedError, FreewheelError, RankError
 from freewheel.host import Arrived, Fleet, Request, Scheduler, TextDelta, TextStream, Update
 from freewheel.runtime import Executor
 from freewheel.spec import FinishReason
@@ -45,6 +46,7 @@ class Session:
         self._live: dict[str, Live] = {}
         self.timeline = Timeline()
         self._had = 0.0  # when the last letter was here
+        self._over = False
 
     @property
     def scheduler(self) -> Scheduler | Fleet:
@@ -84,6 +86,8 @@ class Session:
         """
         while True:
             while not live.chunks:
+                if self._over:
+                    raise ClosedError(f"{live.request.id} was dropped: the engine was closed")
                 if self.ended(live):
                     raise FreewheelError(
                         f"{live.request.id} was dropped: an error or an interrupt ended a round"
@@ -96,6 +100,8 @@ class Session:
 
     def close(self, request_ids: list[str]) -> None:
         """Abort those that have not ended; once none is left, read the letters still under way."""
+        if self._over:
+            return
         for request_id in request_ids:
             self._scheduler.abort(request_id)
             self._live.pop(request_id, None)
@@ -107,12 +113,27 @@ class Session:
             self._move(fresh=False, wait=False)  # what nobody waits for begins, at least
             self.timeline.forget()
 
+    def end(self) -> None:
+        """Abort all, and read the letters still under way. Nothing more is served."""
+        with suppress(RankError):  # what was under way is lost with the rank
+            self.close(list(self._live))
+        self._over = True
+        for live in self._live.values():  # a letter was lost
+            if live.request.guide is not None:
+                live.request.guide.close()
+        self._live.clear()
+
     def ended(self, live: Live) -> bool:
         """Its last chunk is here, or it was lost."""
         return self._live.get(live.request.id) is not live
 
     def step(self) -> None:
-        """One round's worth of progress. If it fails, every request is lost, but not the engine."""
+        """One round's worth of progress. If it fails, every request is lost, but not the engine.
+
+        Raises ClosedError after `end`.
+        """
+        if self._over:
+            raise ClosedError("the engine was closed")
         whole = False
         try:
             self._advance()

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,7 +36,12 @@ from freewheel.runtime.page_copies import copies_in, copy_pages
 from freewheel.runtime.parallel import Alone, Peers
 from freewheel.runtime.perturb import Perturber
 from freewheel.runtime.rehearsal import rehearse
-from freewheel.runtime.streams import CudaStreams, NoStreams, Streams
+from freewheel.runtime.streams import (
+    Streams,
+    await_device,
+    empty_caches,
+    open_streams,
+)
 from freewheel.runtime.uplink import Uplink
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.mesh import ALONE, REPLICA_RANKS, Mesh
@@ -128,7 +134,7 @@ class Executor:
         self.arena.seal()
         # On a CPU, what others take from the processor is no part of a round.
         self.clock = time.process_time if device == "cpu" else time.perf_counter
-        self._streams = _open_streams(device)
+        self._streams = open_streams(device)
         slot = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups)))
         self.mover = Mover(self.cache, slot, sizes.host_slots, device, self.canary, files)
         self._pool = GraphPool() if graph == "cuda" else None
@@ -195,6 +201,23 @@ class Executor:
     def release(self) -> None:
         """Give all graphs back."""
         self._lanes.clear()
+
+    def close(self) -> None:
+        """Give back all memory and all graphs, and part from the other ranks. The last call.
+
+        Whoever holds the executor holds nothing then.
+        """
+        device = self.arena.device
+        with suppress(RuntimeError):  # a device that failed has nothing to wait for
+            await_device(device)
+        self.release()
+        if self.mover.files is not None:
+            self.mover.files.close()
+        self._peers.leave()
+        del self.arena, self.state, self.cache, self.canary, self.perturber, self.mover
+        del self._round, self._letters, self._mailbox, self._pool, self._streams
+        gc.collect()
+        empty_caches(device)
 
     def mirror(self) -> None:
         """Give every rank the state and the caches of rank 0, which were written by hand."""
@@ -372,12 +395,3 @@ class Executor:
 
 def _idle_plan(shape: StepShape, number: int) -> StepPlan:
     return StepPlan(round_id=number, shape=shape, rows=(), admissions=(), feeds=(), page_writes=())
-
-
-def _open_streams(device: str) -> Streams:
-    """Streams that begin behind the static tensors made so far."""
-    if device != "cuda":
-        return NoStreams()
-    streams = CudaStreams()
-    streams.start()
-    return streams

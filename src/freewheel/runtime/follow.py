@@ -40,6 +40,8 @@ def follow(channel: Channel) -> None:
                 executor.mirror()
             case Task.READS:
                 executor.host_reads()
+            case Task.CLOSE:
+                executor.close()
     channel.release()
     close_groups()
 

@@ -145,3 +145,26 @@ class CudaStreams:
 
     def beside(self, seconds: float) -> float:
         return seconds
+
+
+def open_streams(device: str) -> Streams:
+    """Streams that begin behind the static tensors made so far."""
+    if device != "cuda":
+        return NoStreams()
+    streams = CudaStreams()
+    streams.start()
+    return streams
+
+
+def await_device(device: str) -> None:
+    """Until all that is queued on "cpu" or "cuda", in whatever stream, is done."""
+    if device == "cuda":
+        _cuda.synchronize()
+
+
+def empty_caches(device: str) -> None:
+    """Give memory that nobody uses back to the system: the device's, and the host's that is pinned,
+    both of which PyTorch would keep for later."""
+    if device == "cuda":
+        _cuda.empty_cache()
+        cast(Any, torch._C)._host_emptyCache()

@@ -43,6 +43,8 @@ class Task(IntEnum):
     """Say how many host reads were counted."""
     COPY = 7
     """Copy pages before the next round; which ones follows."""
+    CLOSE = 8
+    """Give the engine back."""
 
 
 NO_SHAPE = StepShape(1, 1, 0)

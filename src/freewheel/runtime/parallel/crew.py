@@ -58,6 +58,7 @@ class Crew:
         self.device, self.ranks = device, ranks
         self.shape: tuple[int, int] | None = None
         self._engines = 0
+        self._open: set[int] = set()
         self._lost = ""
         self._channel: Channel | None = None
         self._groups: Groups | None = None
@@ -75,14 +76,22 @@ class Crew:
         assert self.shape is not None, "the crew was assembled"
         raw = torch.frombuffer(bytearray(description.encode()), dtype=torch.uint8)
         engine, self._engines = self._engines, self._engines + 1
+        self._open.add(engine)
         self.channel.tell(Order(Task.OPEN, engine, raw.numel()), raw)
         self.channel.form(*self.shape)
-        return Leader(self.channel, engine, self.check)
+        return Leader(self.channel, engine, self.check, self.leave)
 
     def check(self) -> None:
         """Raise RankError if a rank is known to be gone."""
         if self._lost:
             raise RankError(f"tp: {self._lost}; what was under way is lost; start the engine anew")
+
+    def leave(self, engine: int) -> None:
+        """An engine was closed here: the others close it, for ranks wait for further engines."""
+        if engine in self._open and not self._lost:
+            self._open.discard(engine)
+            with suppress(RankError):  # a rank is gone, and its share with it
+                self.channel.tell(Order(Task.CLOSE, engine))
 
     def why_now(self) -> str:
         """What is known at once of a rank that is gone."""
@@ -154,6 +163,14 @@ class LocalCrew(Crew):
     def pids(self) -> dict[int, int]:
         """Rank -> process id, of the other ranks."""
         return self._pids
+
+    def leave(self, engine: int) -> None:
+        """They were started for engines, and end with the last: another one gets new ranks."""
+        if self._open - {engine}:
+            super().leave(engine)
+        elif self in _CREWS:
+            _CREWS.remove(self)
+            self.close()
 
     def why(self) -> str:
         """The watcher sees a process end a moment after its connections close."""

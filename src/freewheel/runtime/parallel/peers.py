@@ -52,6 +52,10 @@ class Peers(Protocol):
         """Raise RankError if a rank is known to be gone."""
         ...
 
+    def leave(self) -> None:
+        """The engine is closed: the others close it too, and end if there was no other."""
+        ...
+
 
 class Alone:
     """There are none."""
@@ -75,14 +79,18 @@ class Alone:
 
     def check(self) -> None: ...
 
+    def leave(self) -> None: ...
+
 
 @dataclass(frozen=True)
 class Leader:
-    """Rank 0, of whose engines this is number `engine`. `gone`: raises if a rank is gone."""
+    """Rank 0, of whose engines this is number `engine`. `gone`: raises if a rank is gone; `left`:
+    has the others close an engine."""
 
     channel: Channel
     engine: int
     gone: Callable[[], None]
+    left: Callable[[int], None]
 
     def at_close(self, release: Callable[[], None]) -> None:
         self.channel.at_close(release)
@@ -114,6 +122,9 @@ class Leader:
     def check(self) -> None:
         self.gone()
 
+    def leave(self) -> None:
+        self.left(self.engine)
+
 
 @dataclass(frozen=True)
 class Follower:
@@ -143,3 +154,5 @@ class Follower:
         return self.channel.counts(own)
 
     def check(self) -> None: ...
+
+    def leave(self) -> None: ...
