@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that know the names which other engines have for their options."""
+"""Commands that know what other engines call their options, and under which heading each stands."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
+from freewheel.cli.panels import MANY, panel_of, place_of
 from freewheel.spec.elsewhere import option_hint
 
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
@@ -15,7 +16,20 @@ UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
 
 class Hinting(TyperCommand):
-    """Says of an option that it lacks which of its own is meant, or why there is none."""
+    """Says of an option that it lacks which of its own is meant, or why there is none.
+
+    If it has many, its help has them under headings (`panels`).
+    """
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        options = [one for one in self.params if isinstance(one, TyperOption) and one.name]
+        if len(options) < MANY:
+            return
+        for option in options:
+            option.rich_help_panel = panel_of(str(option.name))
+        options.sort(key=lambda option: place_of(str(option.name)))
+        self.params = [one for one in self.params if one not in options] + [*options]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list(args)
