@@ -118,9 +118,7 @@ class Session:
         with suppress(RankError):  # what was under way is lost with the rank
             self.close(list(self._live))
         self._over = True
-        for live in self._live.values():  # a letter was lost
-            if live.request.guide is not None:
-                live.request.guide.close()
+        self._scheduler.lose()  # if a letter was lost
         self._live.clear()
 
     def ended(self, live: Live) -> bool:
@@ -188,9 +186,7 @@ class Session:
 
     def _start_anew(self) -> None:
         """A round was left half done: forget all rows. Admission sets every value that one has."""
-        for live in self._live.values():
-            if live.request.guide is not None:
-                live.request.guide.close()
+        self._scheduler.lose()
         self._live.clear()
         self.timeline.forget()
         self._scheduler = self._new_scheduler()

@@ -78,6 +78,12 @@ class Fleet:
         self._home.pop(request_id, None)
         return any(copy.finish(request_id, reason, length) for copy in self.copies)
 
+    def lose(self) -> None:
+        """As `Scheduler.lose`."""
+        for copy in self.copies:
+            copy.lose()
+        self._home.clear()
+
     def failed(self) -> list[Update]:
         """As `Scheduler.failed`."""
         return self._ended([update for copy in self.copies for update in copy.failed()])

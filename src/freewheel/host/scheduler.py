@@ -370,6 +370,18 @@ class Scheduler:
         self._rounds.popleft()
         return seats
 
+    def lose(self) -> None:
+        """With rounds that nobody collects: whoever outlives this scheduler forgets its requests.
+
+        Nothing else here is called any more.
+        """
+        for request in self._live.values():
+            if request.guide is not None:
+                request.guide.close()
+            if self._policy is not None:
+                self._policy.forget(request.id)
+        self._live.clear()
+
     def shape(self, copies: Sequence[list[Seat]], prompts: bool) -> StepShape:
         """The smallest rectangle for the rows of every copy of the model; some copy has some."""
         return self._rectangles.of(copies, prompts)
