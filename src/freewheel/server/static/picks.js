@@ -36,7 +36,7 @@ export class Picks {
   // `ask(ids)` fetches what is shown; `chosen(span)` marks the token, or none.
   constructor({ figure, canvas, now, note, ask, chosen }) {
     Object.assign(this, { figure, canvas, now, note, ask, chosen });
-    this.found = this.seen = this.hover = this.span = null;
+    this.found = this.seen = this.hover = this.span = this.x = null;
     this.turns = new WeakMap();
     this.asked = 0;
     canvas.addEventListener("pointermove", (event) => this.point(event.offsetX));
@@ -70,8 +70,7 @@ export class Picks {
       this.found = this.seen = null;
       this.note.textContent = error.message;
     }
-    this.hover = null;
-    this.draw();
+    this.point(this.x);  // the mouse may rest there
     this.figure.scrollIntoView({ block: "nearest" });
   }
 
@@ -92,10 +91,12 @@ export class Picks {
   }
 
   point(x) {
-    if (!this.found) return;
-    const room = this.canvas.clientWidth - LEFT, count = this.found.position;
-    const at = x === null || x < LEFT ? null : Math.floor(((x - LEFT) / room) * count);
-    this.hover = at === null ? null : Math.min(at, count - 1);
+    this.x = x;
+    this.hover = null;
+    if (this.found && x !== null && x >= LEFT) {
+      const room = this.canvas.clientWidth - LEFT, count = this.found.position;
+      this.hover = Math.min(Math.floor(((x - LEFT) / room) * count), count - 1);
+    }
     this.draw();
   }
 
