@@ -37,6 +37,10 @@ TICK = 1.0
 """How often is looked whether the engine still says something."""
 STARTING_SECONDS, STARTING_SHARE = 600.0, 10
 """How long an engine may start without a word: so long, or so many times as long as later."""
+LAST_WORDS = 10.0
+"""How long an engine that said why it cannot start may be away before that is here."""
+ENDING_SECONDS = 10.0
+"""How long an engine may take to end by itself: it ends its ranks, and clears away."""
 ADDRESS_BYTES = 100
 """A Unix socket's path has 107 bytes at most."""
 
@@ -237,12 +241,19 @@ class Link:
                 process.kill()
             code = await over
             self.state = EngineState.DOWN
-            await asyncio.sleep(0.05)  # what it said last may still be on its way
+            await self._hear_out(code)
             return code
         finally:
             for task in (over, listener, watchdog):
                 task.cancel()
             await asyncio.gather(over, listener, watchdog, return_exceptions=True)
+
+    async def _hear_out(self, code: int) -> None:
+        """What the engine said last may still be on its way."""
+        await asyncio.sleep(0.05)
+        late = time.monotonic() + LAST_WORDS
+        while code == m.UNFIT and not self.unfit and time.monotonic() < late:
+            await asyncio.sleep(0.05)
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
         while True:
@@ -260,7 +271,7 @@ class Link:
             before = time.monotonic()
             await asyncio.sleep(TICK)
             now = time.monotonic()
-            self.heard = min(now, self.heard + max(0.0, now - before - 2 * TICK))
+            self.heard = min(now, self.heard + max(0.0, now - before - TICK))
             silent = now - self.heard
             ready = self.state is EngineState.READY
             if silent > (limit if ready else max(STARTING_SECONDS, STARTING_SHARE * limit)):
@@ -333,7 +344,7 @@ class Link:
         assert process.stdin is not None
         process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), 2.0)
+            await asyncio.wait_for(process.wait(), ENDING_SECONDS)
         except TimeoutError:
             process.kill()
             await process.wait()

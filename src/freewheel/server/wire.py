@@ -9,6 +9,9 @@ from msgspec.msgpack import Decoder, Encoder
 from freewheel.engine import Load, Logprobs, RoundTimes
 from freewheel.spec import Handoff, SamplingParams
 
+UNFIT = 3
+"""Exit code of an engine process that could not start and has said why: see `Unfit`."""
+
 
 class Submit(Struct, tag=True):
     """A request of token ids. `id` is the HTTP process's own and never used twice."""

@@ -33,8 +33,6 @@ from freewheel.structured import can_follow
 HEARTBEAT_SECONDS = 1.0
 COMPILING_SECONDS = 0.01
 """How often an engine with nothing else to do looks whether a grammar is there."""
-UNFIT = 3
-"""Exit code of an engine that could not start."""
 
 
 class Worker:
@@ -221,7 +219,7 @@ def main() -> int:
     except FreewheelError as error:
         worker.fail(error)
         context.destroy(linger=1000)
-        return UNFIT
+        return m.UNFIT
     worker.run(engine)
     return 0
 
