@@ -39,6 +39,9 @@ STARTING = 300.0
 ENDING = 10.0
 """Seconds that ranks have to end by themselves."""
 
+NOTICING = 10.0
+"""Seconds in which the watcher sees the end of a rank whose connections have closed."""
+
 PARTING = 2.0
 """Seconds to tell them. They hear nothing while they wait in a round that this process left."""
 
@@ -146,6 +149,7 @@ class LocalCrew(Crew):
         self._closing = threading.Event()
         self._patience = ENDING
         self._pids: dict[int, int] = {}
+        self._begun = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
         keep_to_loopback()
         _STARTED.append(self)
@@ -174,7 +178,7 @@ class LocalCrew(Crew):
 
     def why(self) -> str:
         """The watcher sees a process end a moment after its connections close."""
-        until = time.monotonic() + 2
+        until = time.monotonic() + NOTICING
         while not self._lost and time.monotonic() < until:
             time.sleep(0.05)
         return self._lost
@@ -188,7 +192,8 @@ class LocalCrew(Crew):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """End the others there and then. One that is only starting ends when it misses rank 0."""
+        """End the others there and then, once it is known which processes they are."""
+        self._begun.wait(PARTING)
         for pid in () if self._lost else tuple(self._pids.values()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -221,6 +226,7 @@ class LocalCrew(Crew):
             DefaultLogsSpecs(str(self._folder / "logs")),  # as it has one, in any case
         )
         self._pids = {n + 1: pid for n, pid in context.pids().items()}
+        self._begun.set()
         while not self._closing.wait(0.1):
             ended = context.wait(0)
             if ended is not None:
