@@ -133,7 +133,9 @@ def _check(graph: Graph[Any], machine: Machine, reference: Machine, programme: P
 
 @pytest.mark.parametrize("kind", ["tape", "eager"])
 @settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=120,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(programme=programmes, seed=st.integers(0, 9))
 def test_replay_equals_the_function(
