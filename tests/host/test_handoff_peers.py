@@ -12,6 +12,7 @@ from freewheel.errors import ConfigError
 from freewheel.spec.handoff import KV_PORT, WireSettings
 from freewheel.transfer.keys import Key
 from freewheel.transfer.line import Line, WireError
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,10 @@ def connected() -> tuple[socket.socket, socket.socket]:
 def test_a_repeated_a_changed_and_a_mirrored_message_are_not_heard() -> None:
     for wrong in ("repeated", "changed", "mirrored", "unsealed"):
         one, other = connected()
-        reader, post = Line(one, time.monotonic() + 5), Line(other, time.monotonic() + 5)
+        reader, post = (
+            Line(one, time.monotonic() + PATIENCE),
+            Line(other, time.monotonic() + PATIENCE),
+        )
         reader.seal(b"session", "reader", "post")
         post.seal(b"session", "post", "reader")
         reader.say({"room": "a"})
@@ -80,7 +84,7 @@ def test_a_repeated_a_changed_and_a_mirrored_message_are_not_heard() -> None:
 def test_a_proof_that_is_no_code_is_another_key() -> None:
     ours, theirs = connected()
     with ours, theirs:
-        reader, post = (Line(one, time.monotonic() + 5) for one in (ours, theirs))
+        reader, post = (Line(one, time.monotonic() + PATIENCE) for one in (ours, theirs))
         post.say({"number": "0" * 32, "proof": "\ud800"})
         with pytest.raises(WireError, match="another key"):
             Key(b"0123456789abcdef").meet(reader)

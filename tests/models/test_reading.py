@@ -21,6 +21,7 @@ from freewheel.models.reading import MappedReader, Mapping, Reader
 from freewheel.models.staging import MOST_OPEN, StagedReader
 from freewheel.nn.cut import Cut
 from freewheel.spec.mesh import Share
+from tests.waiting import PATIENCE
 
 E8M0 = torch.float8_e8m0fnu
 STORED = {
@@ -212,7 +213,9 @@ def test_a_process_ends_though_a_reader_was_never_closed() -> None:
         "StagedReader(lambda: SimpleNamespace(buffer=torch.empty(8)), 2, 2)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ran = subprocess.run([sys.executable, "-c", script], check=False, timeout=60, env=environment)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], check=False, timeout=PATIENCE, env=environment
+    )
     assert ran.returncode == 0
 
 

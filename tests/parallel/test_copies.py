@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -93,12 +92,10 @@ def test_a_copy_lost_in_a_round_ends_what_is_under_way_on_all() -> None:
     crew = assemble("cpu", 1, 2)
     assert isinstance(crew, LocalCrew)
     os.kill(crew.pids[1], signal.SIGKILL)
-    began = time.monotonic()
     with pytest.raises(RankError, match="rank 1 ended with exit code -9"):
         list(streams[0])
     with pytest.raises(FreewheelError, match=r"dropped|rank 1"):
         list(streams[1])
-    assert time.monotonic() - began < 20
 
 
 def test_what_copies_cannot_share_is_refused_before_any_is_started() -> None:

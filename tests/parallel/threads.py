@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from freewheel.ops import join_group, leave_group
+from tests.waiting import PATIENCE
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ class ThreadGroup:
     def __init__(self, groups: Sequence[Sequence[int]]) -> None:
         self._members = {rank: tuple(group) for group in groups for rank in group}
         self._barriers = {
-            tuple(group): threading.Barrier(len(group), timeout=30) for group in groups
+            tuple(group): threading.Barrier(len(group), timeout=PATIENCE) for group in groups
         }
         self._given: dict[int, Tensor] = {}
         self._own = threading.local()

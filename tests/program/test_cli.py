@@ -30,6 +30,7 @@ from freewheel.config import find_model
 from freewheel.engine import Tokenizer
 from freewheel.models.deepseek_v32 import DeepseekV32
 from tests.fixtures.closed_form import T32, perm_run, write_json, write_t32
+from tests.waiting import PATIENCE
 
 
 class Ran:
@@ -561,7 +562,7 @@ def test_long_work_has_lines_off_a_terminal(
         return 7
 
     with terminal.counting("rounds, at least", 5, done, "running 5 rounds or more"):
-        assert asked.wait(10)
+        assert asked.wait(PATIENCE)
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert (first, second) == ("running 5 rounds or more", "rounds, at least 5/5")
 

@@ -17,6 +17,7 @@ import pytest
 from freewheel.cli import driver, later
 from freewheel.config import EngineConfig
 from freewheel.errors import ConfigError
+from tests.waiting import PATIENCE
 
 HELP = [[], *([verb] for verb in ("generate", "chat", "serve", "inspect", "convert", "audit"))]
 HELP += [["bench"], *(["bench", verb] for verb in ("offline", "decode", "picture"))]
@@ -98,7 +99,7 @@ def test_an_import_leaves_signals_and_the_collector_as_they_were() -> None:
 def test_an_interrupt_that_an_import_would_swallow_ends_the_process(tmp_path: Path) -> None:
     """A library that turns whatever goes wrong in its import into another error."""
     slow = (
-        "import time\ntry:\n    time.sleep(60)\nexcept BaseException:\n    raise ImportError('x')"
+        "import time\ntry:\n    time.sleep(9999)\nexcept BaseException:\n    raise ImportError('x')"
     )
     (tmp_path / "torch.py").write_text(f"print('begun', flush=True)\n{slow}\n", encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), *(entry for entry in sys.path if entry)])
@@ -111,14 +112,15 @@ def test_an_interrupt_that_an_import_would_swallow_ends_the_process(tmp_path: Pa
     assert process.stdout is not None and process.stdout.readline() == b"begun\n"
     time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
 def test_an_interrupt_while_a_model_loads_gives_the_terminal_its_cursor_back(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "torch.py").write_text("import time\ntime.sleep(60)\n", encoding="utf-8")
+    slow = "import os, time\nos.write(1, b'begun')\ntime.sleep(9999)\n"
+    (tmp_path / "torch.py").write_text(slow, encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), *(entry for entry in sys.path if entry)])
     pid, screen = pty.fork()
     if not pid:
@@ -126,9 +128,9 @@ def test_an_interrupt_while_a_model_loads_gives_the_terminal_its_cursor_back(
         os.execve(command[0], command, os.environ | {"PYTHONPATH": path, "TERM": "xterm"})
     shown = b""
     try:
-        while b"\x1b[?25l" not in shown:
+        while b"begun" not in shown:
             shown += os.read(screen, 4096)
-        time.sleep(0.3)  # so that the import has begun
+        assert b"\x1b[?25l" in shown
         os.write(screen, b"\x03")
         while more := os.read(screen, 4096):
             shown += more

@@ -73,8 +73,11 @@ def test_prompts_that_left_host_memory_come_back_from_files_and_after_a_restart(
     folders: dict[str, Path], family: str, tmp_path: Path
 ) -> None:
     place, prompts = tmp_path / "blocks", turns(3, 8)
-    llm = small(folders[family], place)
-    first, again = ask(llm, prompts), ask(llm, prompts)
+    llm, first = small(folders[family], place), []
+    for prompt in prompts:
+        first += ask(llm, [prompt])
+        settle(llm)  # what host memory gives away before it is written is computed anew
+    again = ask(llm, prompts)
     assert tokens(again) == tokens(first)
     block = max(group.page_size for group in llm.built.groups)
     whole = (len(prompts[0]) - 1) // block * block

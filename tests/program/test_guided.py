@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-import time
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from freewheel import LLM, FinishReason, SamplingParams
 from freewheel.errors import RequestError
 from freewheel.spec import StepPlan
 from freewheel.structured import GuideDesk
+from freewheel.structured.process import WorkerProcess
 from tests.program.whitebox import engine, prompts, watch_requests
+from tests.waiting import PATIENCE
 
 jsonschema = pytest.importorskip("jsonschema")
 pytest.importorskip("llguidance")
@@ -111,7 +113,7 @@ class SlowGuide:
     def follow(self, answer: Sequence[int]) -> None:
         self._looks = 0
         self._guide.follow(answer)
-        self._guide.wait(10)
+        self._guide.wait(PATIENCE)
 
     def mask(self) -> bytes | None:
         self._looks += 1
@@ -296,17 +298,26 @@ def test_a_process_that_dies_costs_no_answer(folders: dict[str, Path]) -> None:
     assert llm.generate([[1]], held)[0].token_ids == want[0].token_ids
 
 
-def test_a_mask_that_takes_too_long_ends_its_own_answer(folders: dict[str, Path]) -> None:
+def test_a_mask_that_takes_too_long_ends_its_own_answer(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm = engine(folders["t32"], speculate=3, max_batch=2)
     held = SamplingParams(temperature=1, seed=2, max_tokens=40, grammar=NESTED)
     free = SamplingParams(temperature=1, seed=1, max_tokens=40, ignore_eos=True)
     want = llm.generate([[1]], free)[0].token_ids
-    llm._guides._seconds = 0.0
-    begun = time.perf_counter()
-    outputs = llm.generate([[1]] * 2, [held, free])
+    llm._guides._seconds = 0.2
+    exchange = WorkerProcess._exchange
+
+    def stopped(process: WorkerProcess, letter: tuple[bytes, ...], seconds: float) -> Any:
+        if len(letter) == 1 and process._process is not None:  # a question, not the vocabulary
+            process._process.send_signal(signal.SIGSTOP)
+        return exchange(process, letter, seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkerProcess, "_exchange", stopped)
+        outputs = llm.generate([[1]] * 2, [held, free])
     assert outputs[0].finish_reason is FinishReason.ERROR and outputs[1].token_ids == want
-    assert time.perf_counter() - begun < 60
-    llm._guides._seconds = 10.0
+    llm._guides._seconds = PATIENCE
     assert llm.generate([[1]], held)[0].finish_reason is not FinishReason.ERROR
 
 

@@ -20,6 +20,7 @@ from freewheel.host import TextStream
 from freewheel.spec import Grammar, StepPlan
 from tests.program.schemas import schemas
 from tests.program.whitebox import ScriptedDrafts, engine, prompts, watch_requests
+from tests.waiting import PATIENCE
 
 jsonschema = pytest.importorskip("jsonschema")
 worker = pytest.importorskip("freewheel.structured.worker")
@@ -27,6 +28,8 @@ worker = pytest.importorskip("freewheel.structured.worker")
 BYTES = [bytes([byte]) for byte in range(256)]
 THINK, END_THINK, EOS = 261, 262, 257
 DEMO_END_THINK = 6
+DEMO: dict[str, Any] = {"context_len": 512, "dtype": "float64", "max_batch": 8}
+DEMO |= {"grammar_seconds": PATIENCE}
 SMALL = {"type": "object", "properties": {"a": {"enum": [1, 22, True]}}, "required": ["a"]}
 
 
@@ -119,7 +122,7 @@ def test_a_schema_that_a_grammar_would_not_keep_is_refused(schema: Any, word: st
 
 @pytest.fixture(scope="module")
 def t32(folders: dict[str, Path]) -> LLM:
-    return engine(folders["t32"], speculate=3, grammar_seconds=2.0)
+    return engine(folders["t32"], speculate=3)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +179,7 @@ def check_schemas(count: int, seed: int) -> tuple[int, int]:
     ended = on_device = 0
     by_depth: list[list[tuple[int, ...]]] = []
     for depth in (0, 3):
-        llm = LLM("demo", speculate=depth, context_len=512, dtype="float64", max_batch=8)
+        llm = LLM("demo", **DEMO, speculate=depth)
         requests = mixed(count, seed, llm.spec.vocab_size)
         outputs = llm.generate([p for p, _ in requests], [s for _, s in requests])
         by_depth.append([output.token_ids for output in outputs])
@@ -190,7 +193,7 @@ def check_schemas(count: int, seed: int) -> tuple[int, int]:
                 assert output.finish_reason is FinishReason.LENGTH
             on_device += depth == 3 and output.metrics.form == "device"
     assert by_depth[0] == by_depth[1]
-    plain = LLM("demo", speculate=0, context_len=512, dtype="float64", max_batch=8)
+    plain = LLM("demo", **DEMO, speculate=0)
     free = [n for n, (_, params) in enumerate(requests) if params.structure is None]
     alone = plain.generate([requests[n][0] for n in free], [requests[n][1] for n in free])
     assert [output.token_ids for output in alone] == [by_depth[1][n] for n in free]

@@ -17,6 +17,7 @@ from freewheel.graph import TapeGraph
 from freewheel.host import Request
 from freewheel.ops.rows import parts_of
 from freewheel.spec import Admission, CacheGroup, Feed, PageWrite, StepPlan
+from tests.waiting import PATIENCE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
@@ -26,7 +27,7 @@ def engine(folder: Path, **options: Any) -> LLM:
     compressed = json.loads((folder / "config.json").read_text())["model_type"] == "deepseek_v4"
     page_size = 16 if compressed else 4  # no window of entries may span two pages
     defaults = {"dtype": "float64", "page_size": page_size, "max_batch": 4, "chunk": 16}
-    return LLM(str(folder), **(defaults | options))
+    return LLM(str(folder), **({"grammar_seconds": PATIENCE} | defaults | options))
 
 
 def prompts(seed: int, count: int, longest: int, vocabulary: int = 256) -> list[list[int]]:

@@ -11,7 +11,10 @@ import pytest
 from freewheel import LLM
 from tests.server.running import Running
 
-OPTIONS = ("--dtype", "float64", "--max-batch", "8", "--guard", "--queue-seconds", "600")
+OPTIONS = (
+    *("--dtype", "float64", "--max-batch", "8", "--guard"),
+    *("--queue-seconds", "600", "--stall-seconds", "600", "--grammar-seconds", "600"),
+)
 """On a machine with other work to do, many streams wait longer than a minute."""
 
 

@@ -4,33 +4,38 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
-import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
 
+from tests.waiting import PATIENCE, children, command_of, wait_for
+
 READY = re.compile(r"^ready$", re.MULTILINE)
 """The line with which a server ends the tale of its start."""
 
-PATIENCE = 120.0
-"""Seconds after which something will not happen any more, on however slow a machine."""
+LISTENING = re.compile(r"serving \S+ at (http://\S+)")
+WORKER = b"freewheel.server.worker"
+TOLD = "told to end by"
+"""Of the line with which it takes note of the first signal."""
 
 
-def wait_for(what: str, done: Any, patience: float = PATIENCE) -> Any:
-    """The first true value of `done()`."""
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
-        found = done()
-        if found:
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"{what} did not happen within {patience:.0f} s")
+def free_port() -> int:
+    """One to listen at a little later: not among those that connections are made from."""
+    chance = random.Random(os.getpid())
+    while True:
+        port = chance.randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class Running:
@@ -47,14 +52,16 @@ class Running:
         self.url = ""
 
     def __enter__(self) -> Running:
-        pattern = re.compile(r"serving \S+ at (http://\S+)")
-
         def found() -> str:
-            assert self.process.poll() is None, self.log
-            match = pattern.search(self.log)
+            match = LISTENING.search(self.log)
             return match[1] if match else ""
 
-        self.url = wait_for("listening", found)
+        try:
+            self.url = self.wait_for("listening", found)
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE, trust_env=False)
         return self
 
@@ -65,32 +72,61 @@ class Running:
         trace: TracebackType | None,
     ) -> None:
         self.http.close()
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            self.process.send_signal(signal.SIGINT)
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
+        self.end()
+
+    def end(self) -> None:
+        """At once: two signals, the second behind what the first did, since two may become one."""
+        try:
+            self.interrupt()
+            self.interrupt()
+            self.process.wait(PATIENCE)
+        finally:
+            if self.process.poll() is None:
                 self.process.kill()
                 self.process.wait()
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does. The first one is taken note of before this returns."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        wait_for(
+            "note of an interrupt", lambda: self.process.poll() is not None or TOLD in self.log
+        )
 
     @property
     def log(self) -> str:
         return self._log.read_text("utf-8", "replace")
+
+    def wait_for(self, what: str, done: Callable[[], Any]) -> Any:
+        """As `wait_for`, while the server runs; what it logged last is shown where it ends."""
+
+        def found() -> Any:
+            assert self.process.poll() is None, f"{what}: the server ended\n{self.log[-4000:]}"
+            return done()
+
+        return wait_for(what, found, told=lambda: self.log[-4000:])
 
     def wait_until_ready(self) -> None:
         """The engine answers, and the server has said so: its log holds all of the start.
 
         The server looks ten times a second whether there is something to say, so /ready is first.
         """
-        wait_for("ready", lambda: self.http.get("/ready").status_code == 200)
-        wait_for("ready in the log", lambda: READY.search(self.log))
+        self.wait_for("ready", lambda: self.http.get("/ready").status_code == 200)
+        self.wait_for("ready in the log", lambda: READY.search(self.log))
 
     def engine_pid(self) -> int:
-        """The one child of the HTTP process."""
-        pid = self.process.pid
-        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(child)
+        """The engine's process, which is there a moment after the server listens."""
+
+        def one() -> int:
+            found = [pid for pid in children(self.process.pid) if WORKER in command_of(pid)]
+            return found[0] if len(found) == 1 else 0
+
+        return self.wait_for("an engine process", one)
+
+    def wait_for_another_engine(self, old: int) -> None:
+        """In the place of process `old`, and ready: just now /ready may still be about that one."""
+        self.wait_for("another engine", lambda: self.engine_pid() != old)
+        self.wait_until_ready()
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -107,4 +143,4 @@ class Running:
                 pool["free"] + pool["cached"] == pool["total"] for pool in load["pages"].values()
             )
 
-        wait_for("all pages free", idle)
+        self.wait_for("all pages free", idle)

@@ -16,9 +16,10 @@ import pytest
 
 from freewheel.errors import ConfigError
 from freewheel.server.admin import open_admin_socket
-from tests.server.running import PATIENCE, Running, wait_for
+from tests.server.running import Running
+from tests.waiting import PATIENCE
 
-LONG = {"prompt": "Emma was", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+LONG = {"prompt": "Emma was", "max_tokens": 8000, "ignore_eos": True, "stream": True}
 
 
 class Operated:
@@ -45,7 +46,7 @@ class Operated:
             begun = [one for one in requests if one["tokens"]]
             return requests if len(begun) == count else []
 
-        return wait_for(f"{count} answers under way", running)
+        return self.server.wait_for(f"{count} answers under way", running)
 
 
 @pytest.fixture(scope="module")

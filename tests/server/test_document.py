@@ -12,7 +12,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.generation import GenerationMode
 
-from tests.server.running import PATIENCE, Running
+from tests.server.running import Running
+from tests.waiting import PATIENCE
 
 PATHS = {
     "/health",

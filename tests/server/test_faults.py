@@ -24,7 +24,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.running import PATIENCE, Running, wait_for
+from tests.server.running import Running
+from tests.waiting import PATIENCE, command_of, descendants, ranks_of, runs, wait_for
 
 SHORT = {"prompt": "Emma was", "max_tokens": 8, "temperature": 0}
 LONG = {"prompt": "Emma was", "max_tokens": 7000, "ignore_eos": True, "stream": True}
@@ -49,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def struck(folder: Path) -> Iterator[Running]:
     (folder / "dumps").mkdir()
-    options = ("--stall-seconds", "4", "--drain-seconds", "1", "--max-batch", "6")
+    options = ("--stall-seconds", "8", "--drain-seconds", "1", "--max-batch", "6")
     places = ("--admin-socket", str(folder / "admin"), "--dump-dir", str(folder / "dumps"))
     with Running(folder / "log", *options, *places) as running:
         running.wait_until_ready()
@@ -61,11 +62,9 @@ def whole(struck: Running) -> Iterator[Running]:
     """Behind each fault the same server answers as before, and every page is home."""
     want = struck.post("/v1/completions", **SHORT).json()["choices"]
     yield struck
-    begun = time.monotonic()
     struck.wait_until_ready()
     assert struck.post("/v1/completions", **SHORT).json()["choices"] == want
     struck.wait_until_idle()
-    assert time.monotonic() - begun < 60, "it took too long to be as before"
 
 
 def lines_of(response: httpx.Response) -> Iterator[str]:
@@ -89,7 +88,7 @@ def test_a_server_that_is_stopped_and_continued_goes_on_with_every_stream(whole:
         lines = lines_of(response)
         next(lines)
         whole.process.send_signal(signal.SIGSTOP)
-        time.sleep(9)  # more than twice what counts as a stall
+        time.sleep(17)  # more than twice what counts as a stall
         whole.process.send_signal(signal.SIGCONT)
         for _ in range(40):
             assert "choices" in json.loads(next(lines).removeprefix("data: "))
@@ -114,7 +113,7 @@ def test_without_file_descriptors_open_streams_go_on_and_new_ones_come_later(
         for _ in range(20):
             assert "choices" in json.loads(next(lines).removeprefix("data: "))
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
-    wait_for("a new answer", lambda: whole.http.get("/health").status_code == 200, 60)
+    wait_for("a new answer", lambda: whole.http.get("/health").status_code == 200)
 
 
 @pytest.mark.slow
@@ -141,14 +140,11 @@ def test_an_engine_that_is_lost_is_replaced_even_where_its_dump_finds_no_room(
         next(lines)
         if full:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (64, limit[1]))
-        begun = time.monotonic()
         os.kill(old, kind)
         *_, last = lines
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_lost"
-        assert time.monotonic() - begun < 60
     resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
-    whole.wait_until_ready()
-    assert whole.engine_pid() != old
+    whole.wait_for_another_engine(old)
     assert len(set((folder / "dumps").iterdir()) - before) == (0 if full else 1)
 
 
@@ -181,24 +177,13 @@ def test_every_kind_of_stream_is_told_when_the_server_ends_before_it(struck: Run
         reader.start()
     begun.wait(PATIENCE)
     struck.process.send_signal(signal.SIGTERM)
-    since = time.monotonic()
     for reader in readers:
         reader.join(PATIENCE)
     assert struck.process.wait(PATIENCE) == 0
-    assert time.monotonic() - since < 60
     assert set(told) == set(STREAMS)
     for name, last in told.items():
         assert "the server is ending" in last, (name, last)
     assert not Path(f"/proc/{engine}").exists()
-
-
-def descendants(pid: int) -> list[int]:
-    """Of a process, whatever thread started them."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *descendants(int(child))]
-    return found
 
 
 @pytest.mark.exhaustive
@@ -210,42 +195,32 @@ def test_nothing_outlives_a_server_that_is_killed(log: Path) -> None:
         everybody = descendants(running.process.pid)
         assert len(everybody) >= 3  # the engine, and its two processes for grammars
         running.process.kill()
-        wait_for("the end of all processes", lambda: not any(map(alive, everybody)), 60)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+        wait_for("the end of all processes", lambda: not any(map(runs, everybody)))
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_told_twice_it_ends_at_once_and_without_a_traceback(log: Path, stream: bool) -> None:
     """An answer under way is told; the log says in a line what happened."""
     told: list[str] = []
-    with Running(log, "--max-batch", "2") as running:
+    with Running(log, "--max-batch", "2", "--drain-seconds", "3600") as running:
         running.wait_until_ready()
 
         def ask() -> None:
             with running.http.stream(
-                "POST", "/v1/completions", json=LONG | {"max_tokens": 4000, "stream": stream}
+                "POST", "/v1/completions", json=LONG | {"max_tokens": 8000, "stream": stream}
             ) as response:
                 told.extend(response.iter_lines())
 
         asking = threading.Thread(target=ask)
         asking.start()
-        wait_for(
+        running.wait_for(
             "an answer",
             lambda: running.http.get("/v1/loads").json()["loads"][0]["num_running_reqs"],
         )
-        begun = time.monotonic()
-        running.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
-        running.process.send_signal(signal.SIGINT)
-        running.process.wait(20)
-        asking.join(20)
-        assert time.monotonic() - begun < 15
+        running.interrupt()
+        running.interrupt()
+        running.process.wait(PATIENCE)
+        asking.join(PATIENCE)
         assert "the server is ending" in "".join(told)
         assert "Traceback" not in running.log and "told again" in running.log
 
@@ -255,13 +230,13 @@ def test_a_storm_of_signals_ends_the_server_once_and_for_all(log: Path) -> None:
     with Running(log, "--max-batch", "2") as running:
         running.wait_until_ready()
         engine = running.engine_pid()
-        address = Path(f"/proc/{engine}/cmdline").read_bytes().split(b"\0")[3].decode()
+        address = command_of(engine).split(b"\0")[3].decode()
         for number in range(40):
             kinds = (signal.SIGTERM, signal.SIGINT, signal.SIGWINCH, signal.SIGPIPE)
             if running.process.poll() is None:
                 running.process.send_signal(kinds[number % 4])
-        running.process.wait(20)
-        wait_for("the engine's end", lambda: not alive(engine), 60)
+        running.process.wait(PATIENCE)
+        wait_for("the engine's end", lambda: not runs(engine))
         assert not Path(address.removeprefix("ipc://")).parent.exists()
 
 
@@ -272,7 +247,7 @@ def test_a_lost_rank_ends_its_engine_and_another_one_follows(log: Path) -> None:
         running.wait_until_ready()
         want = running.post("/v1/completions", **SHORT).json()["choices"]
         old = running.engine_pid()
-        ranks = [pid for pid in descendants(old) if b"--follow" in command(pid)]
+        ranks = ranks_of(old)
         with running.http.stream(
             "POST", "/v1/completions", json=LONG | {"max_tokens": 400}
         ) as response:
@@ -281,13 +256,9 @@ def test_a_lost_rank_ends_its_engine_and_another_one_follows(log: Path) -> None:
             os.kill(ranks[0], signal.SIGKILL)
             *_, last = lines
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_lost"
-        running.wait_until_ready()
-        assert running.engine_pid() != old and not alive(old)
+        running.wait_for_another_engine(old)
+        assert not runs(old)
         assert running.post("/v1/completions", **SHORT).json()["choices"] == want
-
-
-def command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 UNSTARTABLE = {

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,8 @@ import httpx
 import pytest
 
 from freewheel import LLM, SamplingParams
-from tests.server.running import Running, wait_for
+from tests.server.running import Running, free_port
+from tests.waiting import PATIENCE
 
 OPTIONS = (
     *("--device", "cpu", "--dtype", "float64", "--context-len", "512", "--max-batch", "4"),
@@ -28,16 +28,17 @@ OPTIONS = (
         "--graph",
         "eager",
         "--kv-seconds",
-        "6",
+        "30",
         "--host-cache-gb",
         "0.2",
         "--stall-seconds",
-        "120",
+        "600",
+        "--queue-seconds",
+        "600",
         "--kv-peer",
         "127.0.0.1",
     ),
 )
-PATIENCE = 300.0
 
 
 def prompt_of(at: int) -> list[int]:
@@ -126,9 +127,7 @@ def tokens_of(reply: httpx.Response) -> list[int]:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    made = Pair(tmp_path_factory.mktemp("pair"), port)
+    made = Pair(tmp_path_factory.mktemp("pair"), free_port())
     with made.first, made.second:
         made.first.wait_until_ready()
         made.second.wait_until_ready()
@@ -142,8 +141,9 @@ def test_each_server_says_its_role_and_wire(pair: Pair) -> None:
 
 def kill_engine(server: Running) -> None:
     """The engine process alone; the server starts another."""
-    os.kill(server.engine_pid(), signal.SIGKILL)
-    wait_for("a new engine", lambda: server.http.get("/ready").status_code == 200, PATIENCE)
+    old = server.engine_pid()
+    os.kill(old, signal.SIGKILL)
+    server.wait_for_another_engine(old)
 
 
 def counted(server: Running) -> dict[str, float]:

@@ -25,13 +25,14 @@ from freewheel.bench.scrape import DraftCounts, draft_summary, read_counts
 from freewheel.bench.served import most_at_once, read_goals, served_summary
 from freewheel.errors import ConfigError, RequestError
 from tests.server.running import Running
+from tests.waiting import PATIENCE
 
 MODEL = Asking("demo", "completions", {})
 
 
 def run_command(*options: str) -> tuple[int, dict[str, Any], str]:
     command = [sys.executable, "-m", "freewheel", "bench", "serve", "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
@@ -59,7 +60,7 @@ def test_texts_of_a_file_can_be_asked_as_a_chat(server: Running, tmp_path: Path)
     file.write_text("\n".join(map(json.dumps, rows)))
     code, found, said = run_command(
         *("--url", server.url, "--endpoint", "chat", "--prompt-file", str(file)),
-        *("--max-tokens", "6", "--save-detailed", "--goodput", "e2el:60000"),
+        *("--max-tokens", "6", "--save-detailed", "--goodput", "e2el:6000000"),
     )
     assert code == 0, said
     assert found["output_lens"] == [3, 6]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.server.running import Running
+from tests.waiting import PATIENCE
 
 CALLS = Path(__file__).parent / "node" / "calls.mjs"
 PACKAGE = "openai@7"
@@ -40,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_its_main_calls_work(server: Running, folder: Path) -> None:
     command = ["node", "calls.mjs", server.url]
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

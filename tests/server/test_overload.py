@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.server.running import PATIENCE, Running
+from tests.server.running import Running
+from tests.waiting import PATIENCE
 
 ROOM = 32
 """Answers under way or waiting."""

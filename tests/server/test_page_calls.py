@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from tests.server.running import PATIENCE, wait_for
 from tests.server.scripted import Script
 from tests.server.test_answers import ARGUMENTS, BLOCK, NAMES, PARAMETERS
+from tests.waiting import PATIENCE, wait_for
 
 
 @contextmanager

@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.running import Running, wait_for
+from tests.server.running import Running
+from tests.waiting import PATIENCE, ranks_of, runs, wait_for
 
 OPTIONS = ("--tp", "2", "--device", "cpu", "--max-batch", "1", "--context-len", "512")
-
-
-def children(pid: int) -> list[int]:
-    """Process ids, whichever thread of theirs started them."""
-    found = (one.read_text() for one in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(child) for child in " ".join(found).split()]
 
 
 @pytest.mark.parametrize("ready", [False, True])
@@ -29,10 +24,11 @@ def test_a_server_of_two_processes_that_is_told_to_end_does_so_without_an_error(
             server.wait_until_ready()
             answer = server.post("/v1/completions", prompt="Emma", max_tokens=4)
             assert answer.status_code == 200
-        (rank,) = wait_for("a second rank", lambda: children(server.engine_pid()))
+        engine = server.engine_pid()
+        (rank,) = server.wait_for("a second rank", lambda: ranks_of(engine))
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(20) == 0
-        wait_for("the end of it", lambda: not Path(f"/proc/{rank}").exists(), 10)
+        assert server.process.wait(PATIENCE) == 0
+        wait_for("the end of it", lambda: not runs(rank))
         assert "told to end by SIGINT" in server.log
         assert "error" not in server.log.lower() and "gone" not in server.log
     assert [one.name for one in tmp_path.iterdir()] == ["log"]  # no folder is left behind

@@ -20,7 +20,8 @@ from freewheel.server.settings import ServerSettings
 from freewheel.server.spans import Spans
 from freewheel.server.tickets import Ticket
 from freewheel.spec import FinishReason, SamplingParams
-from tests.server.running import Running, wait_for
+from tests.server.running import Running
+from tests.waiting import wait_for
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from freewheel import LLM, SamplingParams
-from tests.server.running import PATIENCE, Running
+from tests.server.running import Running
+from tests.waiting import PATIENCE
 
 OPENINGS = ("Emma was", "In the beginning", "It is a truth", "Once upon a time", "The river")
 
@@ -76,7 +77,9 @@ async def leave(client: httpx.AsyncClient, index: int, chance: random.Random) ->
 
 def client_of(server: Running) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, limits=limits, trust_env=False)
+    return httpx.AsyncClient(
+        base_url=server.url, timeout=2 * PATIENCE, limits=limits, trust_env=False
+    )
 
 
 def test_many_streams_at_once_lose_nothing(server: Running, llm: LLM) -> None:
@@ -149,6 +152,7 @@ def test_the_metrics_count_what_was_served(server: Running) -> None:
         return {line.partition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
     label = '{model_name="demo"}'
+    server.wait_until_idle()
     before = counters()
     usage = server.post("/v1/completions", prompt="Emma was", max_tokens=12, temperature=0)
     spent = usage.json()["usage"]

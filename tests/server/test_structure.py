@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import threading
-import time
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.server.running import Running, wait_for
+from tests.server.running import Running
+from tests.waiting import PATIENCE, children, command_of, wait_for
 
 SCHEMA: Any = {
     "type": "object",
@@ -24,6 +28,7 @@ ASKED: Any = {"model": "demo", "messages": [{"role": "user", "content": "How lar
 PROMPT: Any = {"prompt": "Emma was", "max_tokens": 40, "temperature": 1.0, "seed": 3}
 SLOW = "(a|b){1,2900}c{1,2900}"
 """Takes seconds to compile."""
+COMPILER = b"freewheel.structured.worker"
 
 
 @pytest.fixture
@@ -108,32 +113,42 @@ def test_a_schema_that_is_not_kept_exactly_is_refused_in_the_clients_words(
 
 
 def test_others_go_on_while_a_form_is_compiled(server: Running) -> None:
-    """A compile takes longer than any of the rounds that a stream waits for meanwhile."""
-    answers: list[Any] = []
+    """For which the process that compiles is stopped until rounds enough have been seen."""
+    assert server.post("/v1/completions", **PROMPT, structured_outputs={"regex": "x"}).is_success
+    (compiler,) = (pid for pid in children(server.engine_pid()) if COMPILER in command_of(pid))
+    body = PROMPT | {"max_tokens": 7000, "ignore_eos": True, "stream": True}
+    asked = PROMPT | {"structured_outputs": {"regex": "xyz[ab]{3}"}}
 
-    def ask() -> None:
-        begun = time.perf_counter()
-        found = server.post("/v1/completions", **PROMPT, structured_outputs={"regex": SLOW})
-        answers.append((found.status_code, time.perf_counter() - begun))
+    def seen() -> int:
+        return server.http.get("/debug/rounds").json()["number"]
 
-    waiting = threading.Thread(target=ask)
-    body = PROMPT | {"max_tokens": 1000, "ignore_eos": True, "stream": True}
-    gaps: list[float] = []
-    with server.http.stream("POST", "/v1/completions", json=body) as response:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        server.http.stream("POST", "/v1/completions", json=body) as response,
+    ):
         lines = response.iter_lines()
         next(lines)
-        waiting.start()
-        last = time.perf_counter()
-        for _ in lines:
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
-            if not waiting.is_alive():
-                break
-    waiting.join()
-    ((status, seconds),) = answers
-    assert status == 200
-    assert max(gaps) < seconds / 2, (max(gaps), seconds)
+        with stopped(compiler):
+            waiting = pool.submit(server.post, "/v1/completions", **asked)
+            server.wait_for("two requests", lambda: total(server) == 2)
+            before = seen()
+            server.wait_for("rounds of others", lambda: seen() > before + 40)
+            assert not waiting.done()
+        assert waiting.result(PATIENCE).json()["choices"][0]["text"].startswith("xyz")
+    server.wait_until_idle()
+
+
+def total(server: Running) -> int:
+    return server.http.get("/v1/loads").json()["loads"][0]["num_total_reqs"]
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def test_whoever_leaves_while_a_form_is_compiled_is_forgotten(server: Running) -> None:

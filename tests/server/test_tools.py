@@ -17,6 +17,7 @@ import openai
 import pytest
 
 from tests.server.running import Running
+from tests.waiting import PATIENCE
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -152,7 +153,7 @@ def test_demo_v4_is_talked_to_thinks_and_calls(v4: Running) -> None:
 def test_demo_v4_answers_in_the_terminal() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "freewheel", "chat", "demo-v4", "--max-tokens", "4", "--json"],
-        input=b"hello\nagain\n", capture_output=True, check=True, timeout=120,
+        input=b"hello\nagain\n", capture_output=True, check=True, timeout=PATIENCE,
     )  # fmt: skip
     first, second = map(json.loads, ran.stdout.splitlines())
     assert second["prompt_tokens"] > first["prompt_tokens"] + 3

@@ -35,6 +35,7 @@ from freewheel.simulate import (
 from freewheel.simulate.costs import straight
 from freewheel.simulate.report import distribution
 from freewheel.spec import StepShape
+from tests.waiting import PATIENCE
 
 CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
 FAMILIES = {"v32": "v32_tp8shard.json", "v4": "v4flash_tp8shard.json"}
@@ -286,14 +287,14 @@ def test_nothing_of_it_needs_a_tensor_library() -> None:
         "plan = simulation(EngineConfig(model='demo', speculate=1), trace, (0.5,), RoundCost())\n"
         "assert Replay(plan, trace).run().answer_tokens > 0\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 
 def test_the_command_writes_a_trace_and_reports_it(tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
     command = [sys.executable, "-m", "freewheel", "simulate", str(file), "--json"]
     made = ["--make", "conversations=5,turns=2", "--pages", "unlimited"]
-    done = subprocess.run([*command, *made], check=True, capture_output=True, timeout=120)
+    done = subprocess.run([*command, *made], check=True, capture_output=True, timeout=PATIENCE)
     found = json.loads(done.stdout)
     assert (found["served"], found["refused"]) == (10, {})
     assert 0 < found["hit_rate"] < 1
@@ -302,6 +303,6 @@ def test_the_command_writes_a_trace_and_reports_it(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"bird|turns"):
             _made(bad, 512, 0)
     wrong = subprocess.run(
-        [*command, "--pages", "many"], capture_output=True, timeout=120, check=False
+        [*command, "--pages", "many"], capture_output=True, timeout=PATIENCE, check=False
     )
     assert wrong.returncode == 2 and b"pages" in wrong.stderr
