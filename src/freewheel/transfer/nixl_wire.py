@@ -29,6 +29,9 @@ DRAM = "DRAM"
 LOOK = 0.0005
 """Seconds between two looks whether something has arrived: a transfer of a few MB takes as long."""
 
+NOTE_SECONDS = 2.0
+"""For the note of a reader that has gone: it had what it wanted, or nothing comes of it."""
+
 _nixl = cast(Any, nixl)  # its types are strings that name nothing
 FAILURES = tuple(
     one
@@ -99,10 +102,17 @@ class NixlWire:
         del slots
         while not self._noted(note):
             if line.gone(LOOK):
-                if self._noted(note):
-                    return
-                raise WireError("the reader went away")
+                self._await(note)
+                return
             self._check_time(line)
+
+    def _await(self, note: str) -> None:
+        """Of a reader whose line has ended. Its note goes another way, and may come behind that."""
+        late = time.monotonic() + NOTE_SECONDS
+        while not self._noted(note):
+            if time.monotonic() > late:
+                raise WireError("the reader went away")
+            time.sleep(LOOK)
 
     def close(self) -> None:
         with self._lock, suppress(*FAILURES):
