@@ -309,7 +309,8 @@ def test_a_mask_that_takes_too_long_ends_its_own_answer(
     exchange = WorkerProcess._exchange
 
     def stopped(process: WorkerProcess, letter: tuple[bytes, ...], seconds: float) -> Any:
-        if len(letter) == 1 and process._process is not None:  # a question, not the vocabulary
+        asked = process is llm._guides._process and len(letter) == 1  # not the vocabulary
+        if asked and process._process is not None:
             process._process.send_signal(signal.SIGSTOP)
         return exchange(process, letter, seconds)
 

@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = {
     "max_batch": 2,
     "graph": "eager",
 }
-ROLE: dict[str, Any] = SMALL | {"host_cache_gb": 0.2, "kv_seconds": PATIENCE}
+ROLE: dict[str, Any] = SMALL | {"host_cache_gb": 0.2, "kv_seconds": 60.0}
 PEER: dict[str, Any] = {"kv_peers": ("127.0.0.1",)}
 LENGTHS = {"demo": (60, 200, 257, 330), "demo-v4": (300, 515)}
 """The shortest prompt of the demo has no whole block; one of 257 tokens ends behind a block's
@@ -142,7 +142,8 @@ def test_a_prompt_that_nobody_has_is_computed() -> None:
 
 
 def test_a_prompt_of_which_nothing_is_said_is_computed() -> None:
-    second = TokenEngine(LLM("demo", **PEER, **ROLE | {"kv_seconds": 1.0}, role="decode"))
+    own: dict[str, Any] = ROLE | PEER | {"kv_seconds": 1.0}
+    second = TokenEngine(LLM("demo", **own, role="decode"))
     asked, answers = prompts("demo")[1], Answers()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         source = ("127.0.0.1", silent.getsockname()[1])
@@ -308,22 +309,23 @@ def test_engines_with_one_key_hand_over_and_those_without_it_get_nothing(
     given: dict[str, dict[str, Any]] = {n: {"kv_key_file": path} for n, path in files.items()}
     first = TokenEngine(LLM("demo", **own, **given["same"], role="prefill", kv_port=0))
     asked, wanted = prompts("demo")[1], expected("demo")[1]
-    first.submit("room", asked, params(1), handoff=Handoff("room"))
-    drive([first], lambda: first.load().handoffs.offered == 1, Answers())  # pyright: ignore[reportOptionalMemberAccess]
+    for name in files:
+        first.submit(name, asked, params(1), handoff=Handoff(name))
+    drive([first], lambda: first.load().handoffs.offered == len(files), Answers())  # pyright: ignore[reportOptionalMemberAccess]
     blocks: dict[str, int] = {}
     with caplog.at_level(logging.DEBUG):
         for name in reversed(files):
             second = TokenEngine(LLM("demo", **own, **given[name], role="decode"))
             answers, source = Answers(), ("127.0.0.1", first.kv_port)
-            second.submit("room", asked, params(1), handoff=Handoff("room", source))
-            drive([first, second], lambda answers=answers: "room" in answers.ended, answers)
-            assert answers.tokens["room"] == wanted
+            second.submit(name, asked, params(1), handoff=Handoff(name, source))
+            drive([first, second], lambda answers=answers: bool(answers.ended), answers)
+            assert answers.tokens[name] == wanted
             load = second.load().handoffs
             assert load is not None
             blocks[name] = load.blocks
             if name in ("none", "another"):
                 assert "key" in load.failure
-    assert blocks == {"none": 0, "another": 0, "space around it": 3, "same": 0}
+    assert blocks == {"none": 0, "another": 0, "space around it": 3, "same": 3}
     assert secret not in caplog.text and other not in caplog.text
     assert secret not in repr(first._llm.config)
 
