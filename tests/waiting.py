@@ -16,7 +16,10 @@ PATIENCE = 300.0
 
 
 def wait_for(
-    what: str, done: Callable[[], T], patience: float = PATIENCE, told: Callable[[], str] = str
+    what: str,
+    done: Callable[[], T | None],
+    patience: float = PATIENCE,
+    told: Callable[[], str] = str,
 ) -> T:
     """The first true value of `done()`. `told`: what is shown where none comes in time.
 

@@ -26,8 +26,9 @@ def engine(folder: Path, **options: Any) -> LLM:
     """Small pages, float64: rounding cannot turn one token into another."""
     compressed = json.loads((folder / "config.json").read_text())["model_type"] == "deepseek_v4"
     page_size = 16 if compressed else 4  # no window of entries may span two pages
-    defaults = {"dtype": "float64", "page_size": page_size, "max_batch": 4, "chunk": 16}
-    return LLM(str(folder), **({"grammar_seconds": PATIENCE} | defaults | options))
+    defaults: dict[str, Any] = {"page_size": page_size, "max_batch": 4, "chunk": 16}
+    defaults |= {"dtype": "float64", "grammar_seconds": PATIENCE}
+    return LLM(str(folder), **(defaults | options))
 
 
 def prompts(seed: int, count: int, longest: int, vocabulary: int = 256) -> list[list[int]]:
