@@ -5,7 +5,7 @@ from __future__ import annotations
 
 FIRST = frozenset(
     "prompt system thinking effort max_tokens temperature speculate host port api_key_file url "
-    "model batch rounds requests num_prompts request_rate make_trace to json".split()
+    "model batch rounds requests num_prompts request_rate make_trace vary to json".split()
 )
 """Used most: they come first, under no heading of their own."""
 

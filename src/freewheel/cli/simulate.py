@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import typer
 
 from freewheel.cli import options as o
 from freewheel.cli.terminal import answers, fail, messages, write_json
+from freewheel.cli.what_if import VARIED, combinations, table_row
 from freewheel.config import EngineConfig
 from freewheel.errors import ConfigError
 from freewheel.simulate import (
@@ -38,7 +40,9 @@ HELP = (
     "A round takes --fixed-ms, and --token-us for each token of its rectangle, and --key-ns for "
     "each token behind its rows; decoding rounds take what --costs FILE measured (written by "
     "bench decode --json). --accept: the share of rounds in which the first draft is right, the "
-    "first two, and so on. --pages unlimited is the bound that no cache can beat."
+    "first two, and so on. --pages unlimited is the bound that no cache can beat.\n\n"
+    "--vary max-batch=8,32 --vary speculate=0,3 replays once for each combination, and prints a "
+    f"line of each: any of {', '.join(name.replace('_', '-') for name in VARIED)}."
 )
 
 
@@ -76,30 +80,55 @@ def simulate(
     make_trace: Annotated[
         str | None, typer.Option("--make", help="Write TRACE first: conversations=200,turns=5")
     ] = None,
+    vary: Annotated[
+        list[str] | None, typer.Option(help="An option's values: pages=500,1000; repeatable.")
+    ] = None,
     json: o.Json = False,
 ) -> None:
     """Replay a trace through the real scheduler and caches. `HELP` says how."""
-    given: dict[str, Any] = locals() | {"prefill_batch": min(prefill_batch, max_batch)}
+    given: dict[str, Any] = locals()
+    varied = tuple(combinations(vary or (), given))
+    if make_trace is not None:
+        write_trace(trace, make(_made(make_trace, block, seed)).calls)
+    found = read_trace(trace, block, limit)
+    about = {"trace": str(trace), "ignored": found.ignored}
+    if found.ignored:
+        messages.print(f"fields that nothing here reads: {', '.join(found.ignored)}", markup=False)
+    runs: list[dict[str, Any]] = []
+    for one in varied:
+        runs.append(replayed(given | one, found))
+        if vary and not json:
+            answers.print(table_row(one, runs[-1], first=len(runs) == 1), markup=False)
+    if json:
+        write_json(about | (_named(varied, runs) if vary else runs[0]))
+    elif not vary:
+        _print(runs[0])
+    if not any(run["served"] for run in runs):
+        fail("no request could be served; give more pages, or unlimited")
+        raise typer.Exit(1)
+
+
+def _named(varied: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"runs": [{"varied": one} | run for one, run in zip(varied, runs, strict=True)]}
+
+
+def replayed(given: dict[str, Any], trace: Trace) -> dict[str, Any]:
+    """Figures of one replay, and of what. `given`: values of the command's options."""
+    given = given | {"prefill_batch": min(given["prefill_batch"], given["max_batch"])}
     config = EngineConfig(
         **{one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
     )
     cost = RoundCost(
-        fixed_ms / 1e3, token_us / 1e6, key_ns / 1e9, read_measured(tuple(costs or ()))
+        given["fixed_ms"] / 1e3,
+        given["token_us"] / 1e6,
+        given["key_ns"] / 1e9,
+        read_measured(tuple(given["costs"] or ())),
     )
-    if make_trace is not None:
-        write_trace(trace, make(_made(make_trace, block, seed)).calls)
-    found = read_trace(trace, block, limit)
-    plan = simulation(config, found, _shares(accept), cost, _pages(pages), seed)
+    accept, pages = _shares(given["accept"]), _pages(given["pages"])
+    plan = simulation(config, trace, accept, cost, pages, given["seed"])
     begun = time.process_time()
-    outcome = Replay(plan, found).run()
-    figures = report(outcome, time.process_time() - begun)
-    if json:
-        write_json({"trace": str(trace), "ignored": found.ignored} | figures | _asked(plan.config))
-    else:
-        _print(found, figures)
-    if figures["requests"] and not figures["served"]:
-        fail("no request could be served; give more pages, or unlimited")
-        raise typer.Exit(1)
+    outcome = Replay(plan, trace).run()
+    return report(outcome, time.process_time() - begun) | _asked(plan.config)
 
 
 def _made(text: str, block: int, seed: int) -> Made:
@@ -141,9 +170,7 @@ def _shares(text: str) -> tuple[float, ...]:
         raise ConfigError(f"accept: must be numbers with commas between, got {text!r}") from error
 
 
-def _print(trace: Trace, figures: dict[str, Any]) -> None:
-    if trace.ignored:
-        messages.print(f"fields that nothing here reads: {', '.join(trace.ignored)}", markup=False)
+def _print(figures: dict[str, Any]) -> None:
     rounds = figures["rounds"]
     answers.print(
         f"{figures['served']:,} of {figures['requests']:,} requests served in "

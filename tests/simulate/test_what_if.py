@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`freewheel simulate --vary`: a replay for each combination, the same as one by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from freewheel.cli.app import app
+from freewheel.cli.what_if import MOST, combinations
+from freewheel.errors import ConfigError
+
+GIVEN = {"accept": "0.8,0.6,0.45"}
+MADE = ("--make", "conversations=4,turns=2,seconds=4", "--seed", "3", "--max-batch", "4")
+
+
+def simulate(trace: Path, *options: str) -> dict[str, Any]:
+    done = CliRunner().invoke(app, ["simulate", str(trace), *MADE, *options, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_every_combination_comes_once_and_in_order() -> None:
+    found = list(combinations(["pages=500,unlimited", "max-batch=8, 16"], GIVEN))
+    assert found == [
+        {"pages": pages, "max_batch": rows} for pages in ("500", "unlimited") for rows in (8, 16)
+    ]
+    assert list(combinations([], GIVEN)) == [{}]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ["rows=1"], ["pages"], ["max-batch=two"], ["max-batch=1", "max_batch=2"],
+        ["speculate=0,4"], [f"seed={','.join(map(str, range(MOST + 1)))}"],
+    ],
+)  # fmt: skip
+def test_what_cannot_be_varied_is_refused(asked: list[str]) -> None:
+    with pytest.raises(ConfigError, match="vary"):
+        combinations(asked, GIVEN)
+
+
+def test_each_run_is_what_the_command_says_of_it_alone(tmp_path: Path) -> None:
+    both = simulate(tmp_path / "trace", "--vary", "speculate=0,3", "--vary", "pages=60,unlimited")
+    assert len(both["runs"]) == 4
+    for run in both["runs"]:
+        varied = run.pop("varied")
+        options = (f"--{name}={value}" for name, value in varied.items())
+        alone = simulate(tmp_path / "trace", *options)
+        for one in (run, alone):
+            del one["replayed_in_seconds"], one["replayed_requests_per_second"]
+        assert run == {name: alone[name] for name in run}
+
+
+def test_a_line_stands_for_each_run(tmp_path: Path) -> None:
+    asked = ["simulate", str(tmp_path / "trace"), *MADE, "--vary", "max-batch=1,4"]
+    done = CliRunner().invoke(app, asked)
+    names, *rows = done.stdout.splitlines()
+    assert names.split()[:3] == ["max-batch", "served", "found"]
+    assert [row.split()[0] for row in rows] == ["1", "4"]
