@@ -175,13 +175,13 @@ class Session:
 
         `wait`: until one has; `fresh`: start also those that nothing waits for.
         """
-        mover = self._executor.mover
-        if not mover.slots:
+        carrier = self._executor.carrier
+        if not carrier.slots:
             return
         for transfer in self._scheduler.transfers(fresh):
-            mover.start(transfer)
-        mover.go_on()
-        for result in mover.wait() if wait else mover.ended():
+            carrier.start(transfer)
+        carrier.go_on()
+        for result in carrier.wait() if wait else carrier.ended():
             self._scheduler.transferred(result)
 
     def _start_anew(self) -> None:
@@ -192,7 +192,7 @@ class Session:
         self._scheduler = self._new_scheduler()
         while self._executor.in_flight:
             self._executor.collect()
-        while self._executor.mover.wait():
+        while self._executor.carrier.wait():
             pass
 
     def _deliver(self, update: Update) -> Chunk:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from freewheel.engine.handoffs import HandoffLoad, Handoffs
@@ -14,6 +14,7 @@ from freewheel.engine.llm import LLM
 from freewheel.engine.logprobs import prompt_logprobs
 from freewheel.engine.output import Chunk, Logprobs
 from freewheel.engine.session import Live
+from freewheel.engine.tiers import DiskLoad, TierLoad, disk_load, tier_load
 from freewheel.engine.timeline import RoundTimes
 from freewheel.errors import RequestError
 from freewheel.host import RequestState, TextStream
@@ -32,41 +33,6 @@ class PoolLoad:
     cached: int
     owned: int
     quarantined: int
-
-
-@dataclass(frozen=True)
-class TierLoad:
-    """The tiers of the prefix cache below the device: blocks, and bytes that were copied.
-
-    `lost`: blocks that left the device while too many were on their way. `damaged`: blocks that
-    were not what their checksum said.
-    """
-
-    slots: int
-    used: int
-    stored: int
-    fetched: int
-    evicted: int
-    lost: int
-    damaged: int
-    bytes_out: int
-    bytes_in: int
-
-
-@dataclass(frozen=True)
-class DiskLoad:
-    """Files below host memory: blocks, and bytes written and read. `failed`: blocks that could not
-    be written; `damaged`: files that were not what was written."""
-
-    blocks: int
-    used: int
-    stored: int
-    fetched: int
-    evicted: int
-    damaged: int
-    failed: int
-    bytes_out: int
-    bytes_in: int
 
 
 @dataclass(frozen=True)
@@ -292,24 +258,10 @@ class TokenEngine:
             preemptions=self._preemptions + live,
             device_forms=self._forms["device"],
             host_forms=self._forms["host"],
-            tiers=self._tiers(),
-            disk=self._disk(),
+            tiers=tier_load(reserved, self._llm.executor.carrier),
+            disk=disk_load(reserved, self._llm.executor.carrier),
             canary=self._canary(),
             handoffs=None if self._handoffs is None else replace(self._handoffs.load),
-        )
-
-    def _disk(self) -> DiskLoad | None:
-        moves = self._session.scheduler.copies[0].roster.reservations.moves
-        files = self._llm.executor.mover.files
-        if moves is None or moves.disk is None or files is None:
-            return None
-        index = moves.disk.index
-        return DiskLoad(
-            blocks=index.blocks,
-            used=len(index),
-            bytes_out=files.bytes_out,
-            bytes_in=files.bytes_in,
-            **asdict(moves.disk.counts),
         )
 
     def _canary(self) -> CanaryLoad | None:
@@ -318,23 +270,6 @@ class TokenEngine:
             return None
         counts = {kind: alarm.counts[kind] for kind in KINDS.values()}
         return CanaryLoad(pages=alarm.pages, **counts)
-
-    def _tiers(self) -> TierLoad | None:
-        moves = self._session.scheduler.copies[0].roster.reservations.moves
-        if moves is None:
-            return None
-        mover, counts = self._llm.executor.mover, moves.counts
-        return TierLoad(
-            slots=moves.tier.slots,
-            used=len(moves.tier),
-            stored=counts.stored,
-            fetched=counts.fetched,
-            evicted=counts.evicted,
-            lost=counts.lost,
-            damaged=counts.damaged,
-            bytes_out=mover.bytes_out,
-            bytes_in=mover.bytes_in,
-        )
 
     def _take(self, guest: _Guest) -> list[TokenStep]:
         steps: list[TokenStep] = []

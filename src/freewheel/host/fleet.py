@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from freewheel.errors import FreewheelError, RequestError
+from freewheel.errors import RequestError
 from freewheel.host.costs import Arrived
 from freewheel.host.interleaving import Interleaving
 from freewheel.host.request import Request
@@ -23,9 +23,10 @@ class Fleet:
     """As a Scheduler, over one for each copy: rows and pages are a copy's own.
 
     Policy: a request goes to the copy where the prompt tokens still to be computed and the requests
-    under way are fewest, those of its own prompt that the copy has cached counted off; of equals to
-    the first. It stays there. Every round is one of all copies, for prompts or for decoding, in a
-    rectangle that has room for the rows of any of them: a copy without such rows idles in it.
+    under way are fewest, those of its own prompt that the copy has cached, on the device or in host
+    memory, counted off; of equals to the first. It stays there. Every round is one of all copies,
+    for prompts or for decoding, in a rectangle that has room for the rows of any of them: a copy
+    without such rows idles in it.
     Within a copy all is as the Scheduler says.
     """
 
@@ -96,18 +97,21 @@ class Fleet:
                 return
 
     def transfers(self, fresh: bool = True) -> list[Transfer]:
-        """None: copies of the model have no host memory to keep pages in."""
-        del fresh
-        return []
+        """As `Scheduler.transfers`, of every copy."""
+        return [
+            replace(transfer, replica=at)
+            for at, copy in enumerate(self.copies)
+            for transfer in copy.transfers(fresh)
+        ]
 
     def transferred(self, result: TransferResult) -> None:
-        """Raises FreewheelError: none is under way."""
-        raise FreewheelError(f"transfer {result.id} ended, but none is under way")
+        """As `Scheduler.transferred`, of the copy whose it is."""
+        self.copies[result.replica].transferred(result)
 
     @property
     def moving(self) -> int:
         """Transfers that have not ended."""
-        return 0
+        return sum(copy.moving for copy in self.copies)
 
     def plan(self) -> StepPlan | None:
         """The next round; None if there is no work, or if a letter or a mask must come first."""
@@ -172,8 +176,10 @@ def _cost(copy: Scheduler, request: Request) -> int:
     roster = copy.roster
     waiting = sum(one.known for one in roster.waiting)
     prompts = sum(max(0, one.known - one.upper) for one in roster.running)
-    prefix = roster.reservations.prefix
+    prefix, moves = roster.reservations.prefix, roster.reservations.moves
     cached = 0
     if prefix is not None:
-        cached = len(roster.reservations.match(request)) * prefix.block_size
+        blocks = len(roster.reservations.match(request))
+        blocks = blocks if moves is None else max(blocks, moves.reach(request))
+        cached = blocks * prefix.block_size
     return waiting + prompts + PER_REQUEST * copy.live - cached

@@ -27,6 +27,7 @@ from freewheel.graph import (
 from freewheel.memory import Sizes
 from freewheel.models.base import Model
 from freewheel.ops import kernels_loaded
+from freewheel.runtime.convoy import Carrier, Convoy, Part
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.deterministic import in_fixed_blocks
 from freewheel.runtime.files import FileStore
@@ -137,6 +138,10 @@ class Executor:
         self._streams = open_streams(device)
         slot = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups)))
         self.mover = Mover(self.cache, slot, sizes.host_slots, device, self.canary, files)
+        self.part = Part(self.mover, mesh, self._streams, self._peers)
+        self.carrier: Carrier = self.mover
+        if not mesh.alone:
+            self.carrier = Convoy(self.part, mesh, self._peers)
         self._pool = GraphPool() if graph == "cuda" else None
         self._mailbox = Mailbox(
             run_ahead, self._streams, self.counters, mesh.dp, self._picked, self._verdicts

@@ -10,8 +10,9 @@ from freewheel.runtime.build import build
 from freewheel.runtime.describe import read_description
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.page_copies import WORDS
-from freewheel.runtime.parallel import Channel, Task, join_launched
+from freewheel.runtime.parallel import Channel, Order, Task, join_launched
 from freewheel.runtime.parallel.group import close_groups, meeting_place, open_groups
+from freewheel.spec.transfer_words import transfers_in
 
 
 def follow(channel: Channel) -> None:
@@ -26,24 +27,36 @@ def follow(channel: Channel) -> None:
             built = build(config, ladder=ladder, mean=mean, leader=channel)
             engines.append(built.executor)
             continue
-        executor = engines[order.engine]
-        match order.task:
-            case Task.CAPTURE:
-                executor.capture([order.shape], lambda _: None)
-            case Task.ROUND:
-                executor.relay(order.shape, channel.fill)
-            case Task.COPY:
-                executor.copy_pages(channel.numbers(order).view(-1, WORDS))
-            case Task.REPLAY:
-                executor.replay_behind(order.shape)
-            case Task.MIRROR:
-                executor.mirror()
-            case Task.READS:
-                executor.host_reads()
-            case Task.CLOSE:
-                executor.close()
+        _obey(engines[order.engine], channel, order)
     channel.release()
     close_groups()
+
+
+def _obey(executor: Executor, channel: Channel, order: Order) -> None:
+    """Do what one order says."""
+    match order.task:
+        case Task.CAPTURE:
+            executor.capture([order.shape], lambda _: None)
+        case Task.ROUND:
+            executor.relay(order.shape, channel.fill)
+            executor.mover.go_on()
+        case Task.COPY:
+            executor.copy_pages(channel.numbers(order).view(-1, WORDS))
+        case Task.MOVE:
+            executor.part.start(transfers_in(channel.numbers(order).tolist()))
+        case Task.SETTLE:
+            executor.mover.go_on()
+            executor.part.answer()
+        case Task.FILES:
+            executor.part.scan()
+        case Task.REPLAY:
+            executor.replay_behind(order.shape)
+        case Task.MIRROR:
+            executor.mirror()
+        case Task.READS:
+            executor.host_reads()
+        case Task.CLOSE:
+            executor.close()
 
 
 def follow_local(store: str, ranks: int, device: str, rank: int) -> None:

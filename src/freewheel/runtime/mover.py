@@ -13,6 +13,8 @@ from torch import Tensor
 
 from freewheel.runtime.aside import Aside, Milestone, open_aside
 from freewheel.runtime.files import FileStore
+from freewheel.runtime.streams import Mark
+from freewheel.spec.filed import Filed
 from freewheel.spec.transfer import (
     PART_BYTES,
     SUM_BYTES,
@@ -93,6 +95,12 @@ class Mover:
         index = torch.arange(self._words, dtype=torch.int64, device=device)
         self._weights = (index * 0x9E3779B97F4A7C15 % (1 << 62)) * 2 + 1  # int64 [words]
 
+    def follow(self, mark: Mark) -> None:
+        """Copies that are queued from here on come behind the mark."""
+        if self.slots:
+            with self._aside.queue():
+                mark.follow()
+
     def start(self, transfer: Transfer) -> None:
         """It is under way; `go_on` does the work, or the thread of the files."""
         if transfer.way in (Way.DOWN, Way.UP):
@@ -130,6 +138,16 @@ class Mover:
         elif self.files is not None:
             return self.files.ended(wait=True)
         return self.ended()
+
+    def bytes_by(self, way: Way) -> int:
+        """Carried so far."""
+        out, into = (0, 0) if self.files is None else (self.files.bytes_out, self.files.bytes_in)
+        return {Way.OUT: self.bytes_out, Way.IN: self.bytes_in, Way.DOWN: out, Way.UP: into}[way]
+
+    def scan(self) -> list[list[Filed]]:
+        """What files hold at the start, of each copy of the model: of this one."""
+        assert self.files is not None, "there is a store"
+        return [self.files.scan()]
 
     def slot(self, index: int) -> Tensor:
         """uint8 [bytes]: one slot of host memory. Raises IndexError if there is none."""

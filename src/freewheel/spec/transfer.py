@@ -46,21 +46,26 @@ class BlockCopy:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Copies that start and are reported together. `gone`: blocks whose files are to be removed."""
+    """Copies that start and are reported together. `gone`: blocks whose files are to be removed.
+
+    `replica`: the copy of the model whose pages, slots and files these are; ids are its own.
+    """
 
     id: int
     way: Way
     blocks: tuple[BlockCopy, ...]
     gone: tuple[bytes, ...] = ()
+    replica: int = 0
 
 
 @dataclass(frozen=True)
 class TransferResult:
-    """A transfer has ended. `damaged`: which of its blocks were not what their checksum says, or
-    could not be written."""
+    """A transfer of copy `replica` has ended, on all of its ranks. `damaged`: which of its blocks
+    were not what their checksum says, or could not be written, on any of them."""
 
     id: int
     damaged: frozenset[int] = frozenset()
+    replica: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from freewheel.runtime.parallel.channel import Channel, Order, Task
 from freewheel.runtime.parallel.crew import Crew, assemble, join_launched, kill_ranks
-from freewheel.runtime.parallel.peers import Alone, Follower, Leader, Peers
+from freewheel.runtime.parallel.peers import Alone, Answers, Follower, Leader, Peers
 
 __all__ = [
     "Alone",
+    "Answers",
     "Channel",
     "Crew",
     "Follower",

@@ -15,7 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from freewheel.errors import ConfigError, RankError
-from freewheel.runtime.parallel.group import Groups, form_mesh, gather_into, lost
+from freewheel.runtime.parallel.group import (
+    Groups,
+    form_mesh,
+    gather_into,
+    gather_later,
+    lost,
+)
 from freewheel.spec.shape import StepShape
 
 _dist = cast(Any, dist)  # half of its members lack types
@@ -45,6 +51,12 @@ class Task(IntEnum):
     """Copy pages before the next round; which ones follows."""
     CLOSE = 8
     """Give the engine back."""
+    MOVE = 9
+    """Start transfers of blocks; which ones follows."""
+    SETTLE = 10
+    """Say which transfers have ended, without waiting for any."""
+    FILES = 11
+    """Say which blocks files hold."""
 
 
 NO_SHAPE = StepShape(1, 1, 0)
@@ -58,6 +70,28 @@ class Order:
     engine: int = 0
     size: int = 0
     shape: StepShape = NO_SHAPE
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What every rank says of something, once all have; nobody waits meanwhile."""
+
+    _work: Any
+    _parts: Tensor
+    _why: Callable[[], str]
+
+    @property
+    def here(self) -> bool:
+        """Whether `take` would wait for none."""
+        return self._work.is_completed()
+
+    def take(self) -> Tensor:
+        """dtype [ranks, ...]: in the order of ranks. Raises RankError if one is gone."""
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise lost(self._why(), error) from error
+        return self._parts
 
 
 class Channel:
@@ -158,6 +192,24 @@ class Channel:
         given = torch.tensor([own], dtype=torch.int64)
         self._meet(lambda: gather_into(numbers, given, self._groups.control))
         return [int(number) for number in np.asarray(numbers)]
+
+    def ask(self, own: Tensor) -> Gathered:
+        """On all, and without waiting for any: what each of them says; own: int64, on the host."""
+        parts = own.new_empty((self.ranks, *own.shape))
+        started: list[Any] = []
+        self._meet(lambda: started.append(gather_later(parts, own, self._groups.answers)))
+        return Gathered(started[0], parts, self._why)
+
+    def texts(self, own: bytes) -> list[bytes]:
+        """On all: what each of them says, of any length, in the order of ranks."""
+        sizes = self.counts(len(own))
+        padded = np.zeros(max(1, *sizes), dtype=np.uint8)
+        padded[: len(own)] = np.frombuffer(own, dtype=np.uint8)
+        parts = torch.zeros(self.ranks, len(padded), dtype=torch.uint8)
+        given = torch.from_numpy(padded)
+        self._meet(lambda: gather_into(parts, given, self._groups.control))
+        found = zip(np.asarray(parts), sizes, strict=True)
+        return [row[:size].tobytes() for row, size in found]
 
     def _send(self, tensor: Tensor) -> None:
         self._meet(lambda: _dist.broadcast(tensor, 0, group=self._groups.control))

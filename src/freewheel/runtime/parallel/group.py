@@ -79,12 +79,21 @@ def scatter_sum_into(own: Tensor, x: Tensor, group: Any) -> None:
 
 
 def gather_into(parts: Tensor, x: Tensor, group: Any) -> None:
-    """parts [ranks, *x.shape] becomes every rank's x. Newer versions of torch call it otherwise."""
+    """parts [ranks, *x.shape] becomes every rank's x."""
+    _gather(parts, x, group, later=False)
+
+
+def gather_later(parts: Tensor, x: Tensor, group: Any) -> Any:
+    """As `gather_into`, without waiting: the work, whose `is_completed` and `wait` say when."""
+    return _gather(parts, x, group, later=True)
+
+
+def _gather(parts: Tensor, x: Tensor, group: Any, later: bool) -> Any:
+    """Newer versions of torch call it otherwise."""
     flat = parts.view(-1)
     if "all_gather_single" in vars(dist):
-        _dist.all_gather_single(flat, x.view(-1), group=group)
-    else:
-        _dist.all_gather_into_tensor(flat, x.view(-1), group=group)
+        return _dist.all_gather_single(flat, x.view(-1), group=group, async_op=later)
+    return _dist.all_gather_into_tensor(flat, x.view(-1), group=group, async_op=later)
 
 
 def lost(why: str, error: RuntimeError | ValueError) -> RankError:
@@ -95,10 +104,12 @@ def lost(why: str, error: RuntimeError | ValueError) -> RankError:
 
 @dataclass(frozen=True)
 class Groups:
-    """`control`: of all ranks, on the host. `world`: of all ranks, on the device. `parts`: those of
-    the mesh that this rank is in, on the device."""
+    """`control`: of all ranks, on the host. `answers`: likewise, for what nobody waits for.
+    `world`: of all ranks, on the device. `parts`: those of the mesh that this rank is in, on the
+    device."""
 
     control: Any
+    answers: Any
     world: Any
     ranks: int
     rank: int
@@ -122,8 +133,8 @@ def open_groups(device: str, rank: int, ranks: int, store: Any, local: int) -> G
     _dist.init_process_group(
         BACKENDS[device], store=store, rank=rank, world_size=ranks, timeout=MEETING
     )
-    control = _dist.new_group(backend="gloo", timeout=IDLE)
-    return Groups(control, _dist.group.WORLD, ranks, rank, device)
+    control, answers = (_dist.new_group(backend="gloo", timeout=IDLE) for _ in range(2))
+    return Groups(control, answers, _dist.group.WORLD, ranks, rank, device)
 
 
 def form_mesh(groups: Groups, tp: int, dp: int, why: Callable[[], str]) -> None:

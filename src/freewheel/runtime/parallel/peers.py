@@ -13,6 +13,33 @@ from freewheel.runtime.parallel.channel import Channel, Order, Task
 from freewheel.spec.shape import StepShape
 
 
+class Answers(Protocol):
+    """What every rank says of something."""
+
+    @property
+    def here(self) -> bool:
+        """Whether `take` would wait for none."""
+        ...
+
+    def take(self) -> Tensor:
+        """dtype [ranks, ...]: in the order of ranks. Raises RankError if one is gone."""
+        ...
+
+
+@dataclass(frozen=True)
+class Own:
+    """There is one rank."""
+
+    parts: Tensor
+
+    @property
+    def here(self) -> bool:
+        return True
+
+    def take(self) -> Tensor:
+        return self.parts
+
+
 class Peers(Protocol):
     """The other ranks of an engine. Each call comes before what it announces."""
 
@@ -48,6 +75,26 @@ class Peers(Protocol):
         """Host reads that every rank has counted, in the order of ranks; this one `own`."""
         ...
 
+    def move(self, words: Tensor) -> None:
+        """Transfers start: int64 [N], on the host, see `spec.transfer_words`."""
+        ...
+
+    def settle(self) -> None:
+        """Ranks say next which transfers have ended."""
+        ...
+
+    def files(self) -> None:
+        """Ranks say next which blocks files hold."""
+        ...
+
+    def ask(self, own: Tensor) -> Answers:
+        """What every rank says, this one `own`, int64 on the host, without waiting for any."""
+        ...
+
+    def texts(self, own: bytes) -> list[bytes]:
+        """What every rank says, in the order of ranks; this one `own`."""
+        ...
+
     def check(self) -> None:
         """Raise RankError if a rank is known to be gone."""
         ...
@@ -75,6 +122,18 @@ class Alone:
     def agree(self, what: str, digest: bytes) -> None: ...
 
     def reads(self, own: int) -> list[int]:
+        return [own]
+
+    def move(self, words: Tensor) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def files(self) -> None: ...
+
+    def ask(self, own: Tensor) -> Answers:
+        return Own(own[None])
+
+    def texts(self, own: bytes) -> list[bytes]:
         return [own]
 
     def check(self) -> None: ...
@@ -119,6 +178,21 @@ class Leader:
         self.channel.tell(Order(Task.READS, self.engine))
         return self.channel.counts(own)
 
+    def move(self, words: Tensor) -> None:
+        self.channel.tell(Order(Task.MOVE, self.engine, words.nbytes), words)
+
+    def settle(self) -> None:
+        self.channel.tell(Order(Task.SETTLE, self.engine))
+
+    def files(self) -> None:
+        self.channel.tell(Order(Task.FILES, self.engine))
+
+    def ask(self, own: Tensor) -> Answers:
+        return self.channel.ask(own)
+
+    def texts(self, own: bytes) -> list[bytes]:
+        return self.channel.texts(own)
+
     def check(self) -> None:
         self.gone()
 
@@ -152,6 +226,18 @@ class Follower:
 
     def reads(self, own: int) -> list[int]:
         return self.channel.counts(own)
+
+    def move(self, words: Tensor) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def files(self) -> None: ...
+
+    def ask(self, own: Tensor) -> Answers:
+        return self.channel.ask(own)
+
+    def texts(self, own: bytes) -> list[bytes]:
+        return self.channel.texts(own)
 
     def check(self) -> None: ...
 

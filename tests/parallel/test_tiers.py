@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host memory behind several ranks: answers from there are the answers of one process without."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freewheel import LLM, SamplingParams
+from freewheel.config import keep_to_loopback
+from freewheel.engine import TokenEngine
+from freewheel.errors import RankError
+from freewheel.host import Request
+from freewheel.memory import pages_wanted
+from freewheel.runtime.convoy import Convoy
+from freewheel.runtime.parallel import crew as crew_module
+from freewheel.runtime.parallel.crew import Crew, LocalCrew, assemble, dismiss
+from freewheel.runtime.parallel.group import meeting_place
+from freewheel.spec import Transfer, Way
+from tests.fixtures import closed_form, compressed
+from tests.program.test_schedules import CONTEXT
+from tests.program.whitebox import engine, watch_requests
+
+ROOT = Path(__file__).parents[2]
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+LONGER = SamplingParams(temperature=0.9, seed=7, max_tokens=20, ignore_eos=True)
+TP: dict[str, Any] = {"tp": 2, "check_ranks": True}
+DP: dict[str, Any] = {"dp": 2, "ep": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def crew() -> object:
+    dismiss()  # another file's, of another mesh
+    yield
+    dismiss()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {"t32": closed_form.write_t32(root / "t32"), "t4": compressed.write_t4(root / "t4")}
+
+
+def gather(mesh: dict[str, Any]) -> None:
+    """Ranks of another mesh part; those of this one stay for the next test."""
+    shape = (mesh.get("tp", 1), mesh.get("dp", 1))
+    if any(crew.shape != shape for crew in crew_module._CREWS):
+        dismiss()
+
+
+def turns(count: int, length: int) -> list[list[int]]:
+    rng = random.Random(3)
+    return [rng.choices(range(256), k=length) for _ in range(count)]
+
+
+def alone(folder: Path, depth: int) -> LLM:
+    return engine(folder, speculate=depth, prefix_cache=False, context_len=CONTEXT)
+
+
+def small(one: LLM, mesh: dict[str, Any], **more: Any) -> LLM:
+    """As `one`, on several ranks. Each copy has pages for little more than one full context."""
+    own: dict[str, Any] = {"context_len": CONTEXT, "speculate": one.config.speculate}
+    own |= {"run_ahead": 3, "guard": True, "host_cache_gb": 0.01}
+    config = replace(one.config, run_ahead=3)
+    budget = 1
+    for group in one.built.groups:
+        size = pages_wanted(config, group, CONTEXT) * group.page_bytes
+        budget += size if group.retention is not None else int(0.3 * size)
+    return engine(Path(one.config.model), **(own | mesh | more), cache_bytes=budget)
+
+
+def tokens(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[tuple[int, ...]]:
+    return [one.token_ids for one in llm.generate(prompts, params)]
+
+
+def conserves(llm: LLM) -> None:
+    for copy in llm._session.scheduler.copies:
+        copy.roster.reservations.check()
+    load = TokenEngine(llm).load()
+    for pool in (load.rows, *load.pages):
+        assert pool.free + pool.cached + pool.owned + pool.quarantined == pool.total
+
+
+@pytest.mark.parametrize(
+    ("family", "depth", "mesh"),
+    [("t32", 0, TP), ("t4", 3, TP), ("t32", 3, DP), ("t4", 0, DP)],
+    ids=["t32-0-tp", "t4-3-tp", "t32-3-dp", "t4-0-dp"],
+)
+def test_answers_through_host_memory_are_those_of_one_process_without(
+    folders: dict[str, Path], family: str, depth: int, mesh: dict[str, Any]
+) -> None:
+    """Side by side, so that rows are preempted; again, when the device has let the prompts go."""
+    gather(mesh)
+    prompts, one = turns(4 if mesh is TP else 6, 40), alone(folders[family], depth)
+    wanted = tokens(one, prompts, LONGER)
+    llm = small(one, mesh)
+    seen: list[Request] = watch_requests(llm)
+    assert tokens(llm, prompts, LONGER) == wanted
+    assert tokens(llm, prompts, LONGER) == wanted
+    tiers = TokenEngine(llm).load().tiers
+    assert tiers is not None and tiers.stored and tiers.fetched and not tiers.damaged
+    assert tiers.bytes_in >= tiers.fetched * llm.executor.mover.slot_bytes
+    assert sum(request.stats.preemptions for request in seen)
+    assert llm.executor.host_reads() == [0, 0]
+    counters = llm.executor.counters
+    assert counters.uploads == counters.downloads == counters.rounds
+    conserves(llm)
+
+
+def test_what_one_rank_alone_finds_damaged_is_computed_anew_on_all(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dismiss()
+    prompts, one = turns(4, CONTEXT - 16), alone(folders["t32"], 3)
+    wanted = tokens(one, prompts, GREEDY)
+    store = str(tmp_path / "store")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.parallel.faulty_rank", store]
+    rank = subprocess.Popen(command, env=environment, cwd=ROOT)
+    try:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", os.environ.get("GLOO_SOCKET_IFNAME", "lo"))
+        keep_to_loopback()
+        crew = Crew("cpu", 2)
+        crew.meet(meeting_place(store, 2))
+        crew_module._enlist(crew)
+        llm = small(one, TP)
+        for _ in range(3):
+            assert tokens(llm, prompts, GREEDY) == wanted
+        tiers = TokenEngine(llm).load().tiers
+        assert tiers is not None and tiers.damaged and tiers.fetched
+        assert llm.executor.host_reads() == [0, 0]
+        conserves(llm)
+        dismiss()
+        assert rank.wait() == 0
+    finally:
+        rank.kill()
+        rank.wait()
+
+
+def test_a_rank_lost_in_the_middle_of_a_copy_ends_the_engine_and_another_starts_anew(
+    folders: dict[str, Path],
+) -> None:
+    """It stands still before it hears of the copy, so that none can end; then it is killed."""
+    gather(TP)
+    prompts, one = turns(3, CONTEXT - 16), alone(folders["t32"], 3)
+    llm = small(one, TP)
+    wanted = [tokens(llm, [prompt], GREEDY)[0] for prompt in prompts]
+    crew, carrier = assemble("cpu", 2), llm.executor.carrier
+    assert isinstance(crew, LocalCrew) and isinstance(carrier, Convoy)
+    pid, start = crew.pids[1], carrier.start
+    killer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
+
+    def started(transfer: Transfer) -> None:
+        if transfer.way is Way.IN and not killer.is_alive():
+            os.kill(pid, signal.SIGSTOP)
+            killer.start()
+        start(transfer)
+
+    carrier.start = started  # type: ignore[method-assign]
+    with pytest.raises(RankError):
+        tokens(llm, prompts[:1], GREEDY)
+    killer.join()
+    with pytest.raises(RankError):
+        tokens(llm, prompts[:1], GREEDY)
+    again = small(one, TP)
+    assert tokens(again, prompts, GREEDY) == wanted
