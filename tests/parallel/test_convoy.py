@@ -82,7 +82,7 @@ class Hub:
             Part(mover, mesh, NoStreams(), Voice(self, mesh.rank))  # type: ignore[arg-type]
             for mover, mesh in zip(self.movers, meshes, strict=True)
         ]
-        self.convoy = Convoy(self.parts[0], meshes[0], Voice(self, 0))  # type: ignore[arg-type]
+        self.convoy = Convoy(self.parts[0])
 
     def ask(self, rank: int, own: Tensor) -> Round:
         number = self.asked[rank]

@@ -115,7 +115,6 @@ def test_answers_with_host_memory_under_a_hundred_schedules(
         ({"host_cache_gb": True}, "host_cache_gb: must be 0"),
         ({"host_cache_gb": 1e-9}, "does not hold one block"),
         ({"host_cache_gb": 1, "prefix_cache": False}, "prefix_cache is off"),
-        ({"host_cache_gb": 1, "tp": 2}, "one device"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(

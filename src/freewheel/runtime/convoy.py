@@ -78,14 +78,18 @@ class Part:
     """What one rank does of all transfers: those of its own copy of the model."""
 
     def __init__(self, mover: Mover, mesh: Mesh, streams: Streams, peers: Peers) -> None:
-        self.mover, self._mesh, self._streams, self._peers = mover, mesh, streams, peers
+        self.mover, self.mesh, self.peers, self._streams = mover, mesh, peers, streams
         self._behind = streams.mark()
         self._untold: deque[tuple[int, int]] = deque()
+
+    def lead(self) -> Carrier:
+        """On rank 0: who carries the blocks of all ranks."""
+        return self.mover if self.mesh.alone else Convoy(self)
 
     def start(self, transfers: Iterable[Transfer]) -> None:
         """They are under way. Another rank's letter says that a round is over, not this one's: so
         copies come behind the rounds that were launched here."""
-        own = [one for one in transfers if one.replica == self._mesh.replica.index]
+        own = [one for one in transfers if one.replica == self.mesh.replica.index]
         if own:
             with self._streams.rounds():
                 self._behind.set()
@@ -100,7 +104,7 @@ class Part:
             self._untold.append((result.id, END))
         pairs = [self._untold.popleft() for _ in range(min(ROOM, len(self._untold)))]
         pairs += [(0, NOTHING)] * (ROOM - len(pairs))
-        return self._peers.ask(torch.tensor(pairs, dtype=torch.int64))  # int64 [ROOM, 2]
+        return self.peers.ask(torch.tensor(pairs, dtype=torch.int64))  # int64 [ROOM, 2]
 
     def scan(self) -> list[list[Filed]]:
         """On all ranks: what files hold of each copy's blocks, on all of its ranks; other files go.
@@ -110,10 +114,10 @@ class Part:
         files = self.mover.files
         assert files is not None, "rank 0 has files, so all have"
         own = files.scan()
-        told = [_filed_in(raw) for raw in self._peers.texts(_bytes_of(own))]
-        tp = self._mesh.tp
+        told = [_filed_in(raw) for raw in self.peers.texts(_bytes_of(own))]
+        tp = self.mesh.tp
         copies = [_common(told[at : at + tp]) for at in range(0, len(told), tp)]
-        _keep(files, own, set(copies[self._mesh.replica.index]))
+        _keep(files, own, set(copies[self.mesh.replica.index]))
         return copies
 
 
@@ -128,8 +132,8 @@ class _Open:
 class Convoy:
     """Rank 0's hold on the transfers of all ranks; to its caller, a mover like any other."""
 
-    def __init__(self, part: Part, mesh: Mesh, peers: Peers) -> None:
-        self._part, self._mesh, self._peers = part, mesh, peers
+    def __init__(self, part: Part) -> None:
+        self._part, self._mesh, self._peers = part, part.mesh, part.peers
         self._new: list[Transfer] = []
         self._open: dict[tuple[int, int], _Open] = {}
         self._asked: Answers | None = None
@@ -138,7 +142,6 @@ class Convoy:
 
     @property
     def slots(self) -> int:
-        """Of each rank."""
         return self._part.mover.slots
 
     def start(self, transfer: Transfer) -> None:
@@ -196,9 +199,9 @@ class Convoy:
         answers, self._asked = self._asked.take(), None  # int64 [ranks, ROOM, 2]
         for rank, pairs in enumerate(np.asarray(answers)):
             replica = rank // self._mesh.tp
-            for number, block in pairs.tolist():
+            for number, block in pairs:
                 if block != NOTHING:
-                    self._said(replica, number, block)
+                    self._said(replica, int(number), int(block))
 
     def _said(self, replica: int, number: int, block: int) -> None:
         one = self._open[replica, number]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from freewheel.graph import (
 from freewheel.memory import Sizes
 from freewheel.models.base import Model
 from freewheel.ops import kernels_loaded
-from freewheel.runtime.convoy import Carrier, Convoy, Part
+from freewheel.runtime.convoy import Carrier, Part
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.deterministic import in_fixed_blocks
 from freewheel.runtime.files import FileStore
@@ -136,12 +137,8 @@ class Executor:
         # On a CPU, what others take from the processor is no part of a round.
         self.clock = time.process_time if device == "cpu" else time.perf_counter
         self._streams = open_streams(device)
-        slot = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups)))
-        self.mover = Mover(self.cache, slot, sizes.host_slots, device, self.canary, files)
+        self.mover = self._new_mover(sizes.host_slots, device, files)
         self.part = Part(self.mover, mesh, self._streams, self._peers)
-        self.carrier: Carrier = self.mover
-        if not mesh.alone:
-            self.carrier = Convoy(self.part, mesh, self._peers)
         self._pool = GraphPool() if graph == "cuda" else None
         self._mailbox = Mailbox(
             run_ahead, self._streams, self.counters, mesh.dp, self._picked, self._verdicts
@@ -154,6 +151,11 @@ class Executor:
     def copies(self) -> int:
         """Of the model: a plan says what each of them does."""
         return self._replica.count
+
+    @cached_property
+    def carrier(self) -> Carrier:
+        """Who carries blocks to host memory and back, for rank 0."""
+        return self.part.lead()
 
     @property
     def in_flight(self) -> int:
@@ -309,6 +311,11 @@ class Executor:
         self._peers.agree(
             f"round {self.counters.rounds} of {shape}", digest_of(decided, self._streams)
         )
+
+    def _new_mover(self, slots: int, device: str, files: FileStore | None) -> Mover:
+        groups = self.cache.groups
+        slot = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups)))
+        return Mover(self.cache, slot, slots, device, self.canary, files)
 
     def _new_canary(self, wanted: Watch | None, drafter: Drafter, ranks: int) -> Canary | None:
         if wanted is None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from freewheel.config import Launched
@@ -43,7 +44,9 @@ def _obey(executor: Executor, channel: Channel, order: Order) -> None:
         case Task.COPY:
             executor.copy_pages(channel.numbers(order).view(-1, WORDS))
         case Task.MOVE:
-            executor.part.start(transfers_in(channel.numbers(order).tolist()))
+            executor.part.start(
+                transfers_in([int(word) for word in np.asarray(channel.numbers(order))])
+            )
         case Task.SETTLE:
             executor.mover.go_on()
             executor.part.answer()

@@ -77,7 +77,7 @@ class Gathered:
     """What every rank says of something, once all have; nobody waits meanwhile."""
 
     _work: Any
-    _parts: Tensor
+    _parts: Tensor  # int64 [ranks, N, 2]
     _why: Callable[[], str]
 
     @property
@@ -86,7 +86,7 @@ class Gathered:
         return self._work.is_completed()
 
     def take(self) -> Tensor:
-        """dtype [ranks, ...]: in the order of ranks. Raises RankError if one is gone."""
+        """int64 [ranks, N, 2]: in the order of ranks. Raises RankError if one is gone."""
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -194,7 +194,7 @@ class Channel:
         return [int(number) for number in np.asarray(numbers)]
 
     def ask(self, own: Tensor) -> Gathered:
-        """On all, and without waiting for any: what each of them says; own: int64, on the host."""
+        """On all, and without waiting for any: what each of them says; own: int64 [N, 2]."""
         parts = own.new_empty((self.ranks, *own.shape))
         started: list[Any] = []
         self._meet(lambda: started.append(gather_later(parts, own, self._groups.answers)))

@@ -22,7 +22,7 @@ class Answers(Protocol):
         ...
 
     def take(self) -> Tensor:
-        """dtype [ranks, ...]: in the order of ranks. Raises RankError if one is gone."""
+        """int64 [ranks, N, 2]: in the order of ranks. Raises RankError if one is gone."""
         ...
 
 
@@ -30,7 +30,7 @@ class Answers(Protocol):
 class Own:
     """There is one rank."""
 
-    parts: Tensor
+    parts: Tensor  # int64 [1, N, 2]
 
     @property
     def here(self) -> bool:
@@ -88,7 +88,7 @@ class Peers(Protocol):
         ...
 
     def ask(self, own: Tensor) -> Answers:
-        """What every rank says, this one `own`, int64 on the host, without waiting for any."""
+        """What every rank says, this one `own`, int64 [N, 2] on the host, without waiting for any."""
         ...
 
     def texts(self, own: bytes) -> list[bytes]:
