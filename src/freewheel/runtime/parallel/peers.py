@@ -88,7 +88,7 @@ class Peers(Protocol):
         ...
 
     def ask(self, own: Tensor) -> Answers:
-        """What every rank says, this one `own`, int64 [N, 2] on the host, without waiting for any."""
+        """What every rank says, this one `own`, int64 [N, 2]; nobody is waited for."""
         ...
 
     def texts(self, own: bytes) -> list[bytes]:
