@@ -152,10 +152,10 @@ class Convoy:
         """Tell the others of what is new, and ask them what has ended, unless they are asked."""
         if self._new:
             new, self._new = self._new, []
-            self._peers.move(torch.tensor(words_of(new), dtype=torch.int64))
-            self._part.start(new)
             for transfer in new:
                 self._opened(transfer)
+            self._peers.move(torch.tensor(words_of(new), dtype=torch.int64))
+            self._part.start(new)
         self._part.mover.go_on()
         self._read()
         if self._open and self._asked is None:
