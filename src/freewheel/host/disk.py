@@ -137,6 +137,21 @@ class DiskMoves:
         """
         if request.lifted:
             return False
+        best, missing = self._run(request, prefix)
+        missing = missing[: self._tier.slots // 2]
+        if best <= have or not missing:
+            return False
+        request.lifted = True
+        keys = prefix.keys(request)[: request.reusable // prefix.block_size]
+        lineage = dict(zip(keys[1:], keys, strict=False))
+        return [self._read(filed, lineage) for filed in missing].count(True) > 0
+
+    def reach(self, request: Request, prefix: PrefixCache) -> int:
+        """Blocks behind which the request could start with files as well."""
+        return self._run(request, prefix)[0]
+
+    def _run(self, request: Request, prefix: PrefixCache) -> tuple[int, list[Filed]]:
+        """The same, and those of them that only files hold."""
         keys = prefix.keys(request)[: request.reusable // prefix.block_size]
         best, wanted, missing = 0, 0, list[Filed]()
         for at, key in enumerate(keys):
@@ -151,12 +166,7 @@ class DiskMoves:
                 resumes = resumes or (block is not None and block.latest is not None)
             if resumes:
                 best, wanted = at + 1, len(missing)
-        missing = missing[: min(wanted, self._tier.slots // 2)]
-        if best <= have or not missing:
-            return False
-        request.lifted = True
-        lineage = dict(zip(keys[1:], keys, strict=False))
-        return [self._read(filed, lineage) for filed in missing].count(True) > 0
+        return best, missing[:wanted]
 
     def ended(self, result: TransferResult) -> bool:
         """Whether this was one of them: a transfer has ended."""

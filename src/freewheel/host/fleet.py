@@ -23,8 +23,8 @@ class Fleet:
     """As a Scheduler, over one for each copy: rows and pages are a copy's own.
 
     Policy: a request goes to the copy where the prompt tokens still to be computed and the requests
-    under way are fewest, those of its own prompt that the copy has cached, on the device or in host
-    memory, counted off; of equals to the first. It stays there. Every round is one of all copies,
+    under way are fewest, those of its own prompt that the copy has cached, on the device or below
+    it, counted off; of equals to the first. It stays there. Every round is one of all copies,
     for prompts or for decoding, in a rectangle that has room for the rows of any of them: a copy
     without such rows idles in it.
     Within a copy all is as the Scheduler says.
@@ -34,6 +34,7 @@ class Fleet:
         """`copies`: alike, and with the same depth policy if any."""
         self.copies = tuple(copies)
         self._first = self.copies[0]
+        self._share_keys()
         self._kinds = Interleaving(prefill_share)
         self._home: dict[str, Scheduler] = {}
 
@@ -140,6 +141,14 @@ class Fleet:
         pairs = zip(self.copies, result.each, strict=True)
         return self._ended([one for copy, own in pairs for one in copy.collect(own, now, at)])
 
+    def _share_keys(self) -> None:
+        """All copies know a block by the same key: a request brings its keys to all of them."""
+        own = self._first.roster.reservations.prefix
+        for copy in self.copies[1:]:
+            prefix = copy.roster.reservations.prefix
+            if own is not None and prefix is not None:
+                prefix.share_keys(own)
+
     def _ended(self, updates: list[Update]) -> list[Update]:
         for update in updates:
             if update.finish is not None:
@@ -180,6 +189,6 @@ def _cost(copy: Scheduler, request: Request) -> int:
     cached = 0
     if prefix is not None:
         blocks = len(roster.reservations.match(request))
-        blocks = blocks if moves is None else max(blocks, moves.reach(request))
+        blocks = blocks if moves is None else max(blocks, moves.known(request))
         cached = blocks * prefix.block_size
     return waiting + prompts + PER_REQUEST * copy.live - cached

@@ -179,6 +179,11 @@ class Moves:
         """Blocks behind which the request could start with what is here or on its way here."""
         return len(self._run(request))
 
+    def known(self, request: Request) -> int:
+        """The same, with what files hold."""
+        reach = self.reach(request)
+        return reach if self.disk is None else max(reach, self.disk.reach(request, self._prefix))
+
     def ended(self, result: TransferResult) -> None:
         """A transfer has ended. Raises KeyError for one that is not under way."""
         if result.id in self._stores:

@@ -262,6 +262,10 @@ class PrefixCache:
         keys = self.keys(request)[: tenancy.start // self.block_size]
         return [self._blocks[key] for key in keys if key in self._blocks]
 
+    def share_keys(self, other: PrefixCache) -> None:
+        """Know blocks as another cache does, before any is kept."""
+        self._secret = other._secret
+
     def keys(self, request: Request) -> list[bytes]:
         """Of every block behind which the request has a certain token."""
         size, keys = self.block_size, request.block_keys
