@@ -67,7 +67,8 @@ class EngineConfig:
     intra-op CPU threads. `prefix_cache`: keep pages of ended requests, for those that begin alike.
     `host_cache_gb`: host memory, in GB of 10^9 bytes, for pages that the device has no room for; of
     each rank, which keeps what its own device stored.
-    `disk_cache_gb`: likewise in files of `disk_cache_dir` (None: what `disk_cache_folder` says).
+    `disk_cache_gb`: likewise in files of `disk_cache_dir` (None: what `disk_cache_folder` says), or
+    of a folder in there for each of several ranks.
     `prefill_share`: of the rounds while prompts wait and answers are under way, what share prompts
     get: more shortens the time to a first token, less the time between tokens. `device`: auto takes
     a CUDA device if there is one. `graph`: auto takes a CUDA graph on a CUDA device and a tape on
@@ -191,8 +192,6 @@ class EngineConfig:
             raise ConfigError("disk_cache_dir: is for blocks in files; give disk_cache_gb as well")
         if size and not self.prefix_cache:
             raise ConfigError("host_cache_gb: holds cached prefixes, and prefix_cache is off")
-        if self.disk_cache_gb and self.tp * self.dp > 1:
-            raise ConfigError("disk_cache_gb: works on one device; leave it out, or use tp=1, dp=1")
 
     def _check_canary(self) -> None:
         if not isinstance(self.canary, str):

@@ -173,3 +173,78 @@ def test_a_rank_lost_in_the_middle_of_a_copy_ends_the_engine_and_another_starts_
         tokens(llm, prompts[:1], GREEDY)
     again = small(one, TP)
     assert tokens(again, prompts, GREEDY) == wanted
+
+
+def settle(llm: LLM) -> None:
+    """All that was begun is written on every rank, and known to be."""
+    for copy in llm._session.scheduler.copies:
+        moves = copy.roster.reservations.moves
+        assert moves is not None and moves.disk is not None
+        while moves.disk._writes or moves.disk._fresh:
+            llm._session._move(fresh=False, wait=True)
+
+
+def files(place: Path, rank: int) -> list[Path]:
+    return sorted((place / f"rank-{rank}").glob("*.block"))
+
+
+def let_go(llm: LLM) -> None:
+    store = llm.executor.mover.files
+    assert store is not None
+    store.close()
+
+
+@pytest.mark.parametrize(("family", "mesh"), [("t32", TP), ("t4", DP)], ids=["t32-tp", "t4-dp"])
+def test_blocks_in_every_rank_s_files_come_back_after_a_restart(
+    folders: dict[str, Path], tmp_path: Path, family: str, mesh: dict[str, Any]
+) -> None:
+    """Host memory has room for a few blocks alone. What one rank has lost is lost to its copy."""
+    gather(mesh)
+    prompts, one = turns(6, CONTEXT - 16), alone(folders[family], 3)
+    wanted = tokens(one, prompts, GREEDY)
+    own: dict[str, Any] = {"disk_cache_gb": 0.05, "disk_cache_dir": str(tmp_path / "blocks")}
+    own["host_cache_gb"] = {"t32": 0.0002, "t4": 0.001}[family]
+    llm = small(one, mesh, **own)
+    assert tokens(llm, prompts, GREEDY) == wanted
+    settle(llm)
+    let_go(llm)
+    written = [files(tmp_path / "blocks", rank) for rank in range(2)]
+    assert all(written)
+    if mesh is TP:  # they hold the same, under names of their own
+        assert len(written[0]) == len(written[1]) and written[0][0].name != written[1][0].name
+    another = small(one, mesh, **own)
+    assert tokens(another, prompts, GREEDY) == wanted
+    load = TokenEngine(another).load()
+    assert load.disk is not None and load.disk.fetched and not load.disk.damaged
+    assert load.tiers is not None and not load.tiers.damaged
+    assert another.executor.host_reads() == [0, 0]
+    conserves(another)
+    settle(another)
+    let_go(another)
+
+
+def test_files_that_one_rank_lost_or_finds_damaged_are_computed_anew(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    gather(TP)
+    prompts, one = turns(3, CONTEXT - 16), alone(folders["t32"], 3)
+    wanted = tokens(one, prompts, GREEDY)
+    place, own = tmp_path / "blocks", {"disk_cache_gb": 0.05, "host_cache_gb": 0.0005}
+    llm = small(one, TP, **own, disk_cache_dir=str(place))
+    assert tokens(llm, prompts, GREEDY) == wanted
+    settle(llm)
+    let_go(llm)
+    lost, *rest = files(place, 1)
+    lost.unlink()
+    for path in rest[::3]:
+        raw = path.read_bytes()
+        path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 4]))
+    another = small(one, TP, **own, disk_cache_dir=str(place))
+    load = TokenEngine(another).load()
+    assert load.disk is not None and load.disk.used == len(rest)
+    assert tokens(another, prompts, GREEDY) == wanted
+    load = TokenEngine(another).load()
+    assert load.disk is not None and load.disk.damaged
+    settle(another)
+    conserves(another)
+    let_go(another)

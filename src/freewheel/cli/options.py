@@ -39,7 +39,10 @@ KvCacheDtype = Annotated[
     str, typer.Option(help="auto, bf16 or fp8: nearly twice the tokens, some of them others.")
 ]
 HostCacheGb = Annotated[
-    float, typer.Option(help="Host memory for cached prefixes, in GB of 10^9 bytes; 0 is none.")
+    float,
+    typer.Option(
+        help="Host memory of each rank for cached prefixes, in GB of 10^9 bytes; 0: none."
+    ),
 ]
 DiskCacheGb = Annotated[
     float, typer.Option(help="The same in files, below host memory; 0 is none.")

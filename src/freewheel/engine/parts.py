@@ -10,8 +10,8 @@ from freewheel.chat import Chat, open_chat
 from freewheel.config import EngineConfig, find_model
 from freewheel.engine.session import Session
 from freewheel.engine.tokenizer import Tokenizer
-from freewheel.host import Alarm, DepthPolicy, Fleet, Scheduler
-from freewheel.runtime import Built, build, disk_index
+from freewheel.host import Alarm, DepthPolicy, DiskIndex, Fleet, Scheduler
+from freewheel.runtime import Built, build, disk_indexes
 from freewheel.spec import ShapeLadder
 from freewheel.structured import Compiler, GuideDesk
 
@@ -55,10 +55,11 @@ class Parts:
 
     def _new_scheduler(self) -> Scheduler | Fleet:
         """Of every copy of the model."""
-        copies = [self._new_copy() for _ in range(self._config.dp)]
+        disks = disk_indexes(self._config, self.built.executor)
+        copies = [self._new_copy(disk) for disk in disks]
         return copies[0] if len(copies) == 1 else Fleet(copies, self._config.prefill_share)
 
-    def _new_copy(self) -> Scheduler:
+    def _new_copy(self, disk: DiskIndex | None) -> Scheduler:
         built, config = self.built, self._config
         return Scheduler(
             built.ladder,
@@ -74,7 +75,7 @@ class Parts:
             policy=self.policy,
             host_slots=built.sizes.host_slots,
             alarm=self._alarm,
-            disk=disk_index(config, built.executor.mover.files),
+            disk=disk,
         )
 
 

@@ -8,7 +8,7 @@ May import everything below the engine. `uplink` is the only file that copies to
 from __future__ import annotations
 
 from freewheel.memory import Sizes
-from freewheel.runtime.build import Built, Resolved, build, disk_index
+from freewheel.runtime.build import Built, Resolved, build, disk_indexes
 from freewheel.runtime.clock import Span
 from freewheel.runtime.convert import convert
 from freewheel.runtime.counters import Counters
@@ -44,7 +44,7 @@ __all__ = [
     "choose_cells",
     "convert",
     "covered",
-    "disk_index",
+    "disk_indexes",
     "follow_local",
     "join",
     "kill_ranks",

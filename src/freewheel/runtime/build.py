@@ -33,7 +33,7 @@ from freewheel.models.load import Stock, has_mtp_weights, take_stock
 from freewheel.ops import kernels_lack, load_kernels
 from freewheel.runtime.describe import describe
 from freewheel.runtime.executor import Executor
-from freewheel.runtime.files import FileStore
+from freewheel.runtime.files import FileStore, retire
 from freewheel.runtime.identity import cache_identity
 from freewheel.runtime.parallel import Alone, Channel, Follower, Peers, assemble
 from freewheel.runtime.rehearsal import open_device
@@ -111,6 +111,7 @@ def build(
     load_kernels(device, cache)
     note_kernels(device, decisions)
     ladder = ladder or config.ladder()
+    files = open_files(config, folder, groups, (device, dtype, drafter), sizes, mesh, decisions)
     peers = _peers(config, device, ladder, mean, leader, mesh)
     loaded = _load(config, folder, device, dtype, sizes.row_width, drafter == "mtp", mesh, progress)
     executor = Executor(
@@ -130,7 +131,7 @@ def build(
         mesh=mesh,
         check_ranks=config.check_ranks,
         canary=config.watch,
-        files=open_files(config, folder, groups, (device, dtype, drafter), sizes, decisions),
+        files=files,
     )
     resolved, notes = Resolved(device, graph, dtype, drafter), loaded.report.notes
     parts = (ladder, groups, sizes, executor, decisions, notes, resolved)
@@ -143,15 +144,24 @@ def open_files(
     groups: tuple[CacheGroup, ...],
     choices: tuple[str, ...],
     sizes: Sizes,
+    mesh: Mesh,
     decisions: Decisions,
 ) -> FileStore | None:
-    """Where blocks go below host memory. Raises ConfigError for less room than for one."""
+    """Where blocks go below host memory: a folder of each rank's own, if there are several.
+
+    Raises ConfigError for less room than for one block.
+    """
     if not sizes.host_slots or not config.disk_cache_gb:
         return None
     size = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups))).bytes
     told = (*choices, config.deterministic, config.load_format)
-    identity = cache_identity(folder.path, groups, told)
-    store = FileStore(disk_cache_folder(config, decisions), identity, size)
+    place = disk_cache_folder(config, decisions)
+    if not mesh.alone:
+        told += (mesh.tp, mesh.dp, mesh.experts_whole)  # sums over ranks round by their number
+        place /= f"rank-{mesh.rank}"
+    if mesh.rank:
+        retire(place)
+    store = FileStore(place, cache_identity(folder.path, groups, told), size)
     if not disk_blocks(config, store):
         store.close()
         raise ConfigError(
@@ -166,11 +176,13 @@ def disk_blocks(config: EngineConfig, store: FileStore) -> int:
     return int(config.disk_cache_gb * 1e9) // store.file_bytes
 
 
-def disk_index(config: EngineConfig, store: FileStore | None) -> DiskIndex | None:
-    """What the host knows of the files."""
+def disk_indexes(config: EngineConfig, executor: Executor) -> list[DiskIndex | None]:
+    """What the host knows of the files, of each copy of the model. RankError if a rank is gone."""
+    store = executor.mover.files
     if store is None:
-        return None
-    return DiskIndex(disk_blocks(config, store), store.secret, store.scan())
+        return [None] * config.dp
+    blocks = disk_blocks(config, store)
+    return [DiskIndex(blocks, store.secret, found) for found in executor.carrier.scan()]
 
 
 def _check_tokenizer(size: int, spec: ModelSpec) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from freewheel.graph import (
 from freewheel.memory import Sizes
 from freewheel.models.base import Model
 from freewheel.ops import kernels_loaded
-from freewheel.runtime.convoy import Carrier, Part
+from freewheel.runtime.convoy import Part
 from freewheel.runtime.counters import Counters
 from freewheel.runtime.deterministic import in_fixed_blocks
 from freewheel.runtime.files import FileStore
@@ -139,6 +138,7 @@ class Executor:
         self._streams = open_streams(device)
         self.mover = self._new_mover(sizes.host_slots, device, files)
         self.part = Part(self.mover, mesh, self._streams, self._peers)
+        self.carrier = self.part.lead()
         self._pool = GraphPool() if graph == "cuda" else None
         self._mailbox = Mailbox(
             run_ahead, self._streams, self.counters, mesh.dp, self._picked, self._verdicts
@@ -151,11 +151,6 @@ class Executor:
     def copies(self) -> int:
         """Of the model: a plan says what each of them does."""
         return self._replica.count
-
-    @cached_property
-    def carrier(self) -> Carrier:
-        """Who carries blocks to host memory and back, for rank 0."""
-        return self.part.lead()
 
     @property
     def in_flight(self) -> int:
@@ -222,6 +217,7 @@ class Executor:
             self.mover.files.close()
         self._peers.leave()
         del self.arena, self.state, self.cache, self.canary, self.perturber, self.mover
+        del self.part, self.carrier
         del self._round, self._letters, self._mailbox, self._pool, self._streams
         gc.collect()
         empty_caches(device)

@@ -44,6 +44,9 @@ _DIGEST_BYTES = 16
 _SUFFIX, _UNFINISHED = ".block", ".part"
 _KEY_FILE, _LOCK_FILE = "key", "lock"
 
+_STORES: weakref.WeakSet[FileStore] = weakref.WeakSet()
+"""Those of this process."""
+
 
 class FileStore:
     """Blocks of `size` bytes in `folder`, which this process has to itself.
@@ -52,7 +55,7 @@ class FileStore:
     """
 
     def __init__(self, folder: Path, identity: bytes, size: int) -> None:
-        self._folder, self.size = folder, size
+        self.folder, self.size = folder, size
         try:
             self._lock = _own(folder)
             own = _secret_of(folder)
@@ -64,6 +67,7 @@ class FileStore:
         self._warned = False
         self._close = weakref.finalize(self, _let_go, self._thread, self._lock)
         self.bytes_out = self.bytes_in = 0
+        _STORES.add(self)
 
     @property
     def file_bytes(self) -> int:
@@ -74,7 +78,7 @@ class FileStore:
         """What lies in the folder, the least recently used first. Other files of ours are
         removed."""
         found: list[tuple[float, Filed]] = []
-        for path in self._folder.iterdir():
+        for path in self.folder.iterdir():
             if path.suffix == _UNFINISHED:
                 path.unlink(missing_ok=True)
             if path.suffix != _SUFFIX:
@@ -184,12 +188,19 @@ class FileStore:
     def _path(self, key: bytes) -> Path:
         """Names are hashed with the store's secret: blocks of another one have others."""
         name = blake2b(key, key=self.secret, digest_size=KEY_BYTES).hexdigest()
-        return self._folder / (name + _SUFFIX)
+        return self.folder / (name + _SUFFIX)
 
     def _warn(self, way: Way, error: OSError) -> None:
         if way is Way.DOWN and not self._warned:
             self._warned = True
-            log.error("blocks cannot be written to %s: %s", self._folder, error)
+            log.error("blocks cannot be written to %s: %s", self.folder, error)
+
+
+def retire(folder: Path) -> None:
+    """Close what this process has in `folder`, for an engine that the one who leads it let go."""
+    for store in tuple(_STORES):
+        if store.folder == folder:
+            store.close()
 
 
 def _own(folder: Path) -> int:
