@@ -662,12 +662,12 @@ def test_capturing_makes_every_graph_and_says_so(
 def test_what_to_give_instead_is_said_as_the_command_line_has_it(
     freewheel: Any, folders: dict[str, Path]
 ) -> None:
-    common = (folders["perm"], "--prompt", "'", "--device", "cpu")
+    prompt = ("generate", folders["perm"], "--device", "cpu", "--prompt", "'")
     for options, said in (
-        (("--deterministic",), "on the CPU, --dtype float64 gives"),
-        (("--tp", "2", "--host-cache-gb", "1"), "use --tp 1, --dp 1"),
+        ((*prompt, "--deterministic"), "on the CPU, --dtype float64 gives"),
+        (("serve", folders["perm"], "--tp", "2", "--role", "decode"), "use --tp 1, --dp 1"),
     ):
-        ran = freewheel("generate", *common, *options)
+        ran = freewheel(*options)
         assert (ran.code, ran.out) == (2, "") and said in ran.err
         assert "loading" not in ran.err and ran.err.count("error") == 1
     assert as_options('give "a"; /tp=1 kept_tp=1') == 'give "a"; /tp=1 kept_tp=1'

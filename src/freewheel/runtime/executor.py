@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -49,7 +48,6 @@ from freewheel.spec.mesh import ALONE, REPLICA_RANKS, Mesh
 from freewheel.spec.picks import picked_layers
 from freewheel.spec.plan import StepPlan, StepResult
 from freewheel.spec.shape import MAX_LAG, StepShape
-from freewheel.spec.transfer import SlotPlan
 from freewheel.spec.violation import Watch
 from freewheel.state import Arena, CachePool, Canary, InboxLayout, SequenceState
 
@@ -129,14 +127,13 @@ class Executor:
         self._picked = picked_layers(target.spec)
         self._verdicts = None if self.canary is None else self.canary.layout
         self._graph, self._run_ahead = graph, run_ahead
-        self._guard = guard
-        self._deterministic = deterministic
+        self._guard, self._deterministic = guard, deterministic
         self._letters = {shape: self._new_letters(shape) for shape in shapes}
         self.arena.seal()
         # On a CPU, what others take from the processor is no part of a round.
         self.clock = time.process_time if device == "cpu" else time.perf_counter
         self._streams = open_streams(device)
-        self.mover = self._new_mover(sizes.host_slots, device, files)
+        self.mover = Mover(self.cache, sizes.host_slots, device, self.canary, files)
         self.part = Part(self.mover, mesh, self._streams, self._peers)
         self.carrier = self.part.lead()
         self._pool = GraphPool() if graph == "cuda" else None
@@ -307,11 +304,6 @@ class Executor:
         self._peers.agree(
             f"round {self.counters.rounds} of {shape}", digest_of(decided, self._streams)
         )
-
-    def _new_mover(self, slots: int, device: str, files: FileStore | None) -> Mover:
-        groups = self.cache.groups
-        slot = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups)))
-        return Mover(self.cache, slot, slots, device, self.canary, files)
 
     def _new_canary(self, wanted: Watch | None, drafter: Drafter, ranks: int) -> Canary | None:
         if wanted is None:

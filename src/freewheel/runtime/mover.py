@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,7 +69,6 @@ class Mover:
     def __init__(
         self,
         cache: CachePool,
-        plan: SlotPlan,
         slots: int,
         device: str,
         canary: Canary | None = None,
@@ -83,7 +83,8 @@ class Mover:
         if not slots:
             return
         self._aside: Aside = open_aside(device)
-        self._parts, self._words = _layout(cache, plan)  # [group][place][field]
+        blocks = SlotPlan.of(cache.groups, math.lcm(*(g.page_size for g in cache.groups)))
+        self._parts, self._words = _layout(cache, blocks)  # [group][place][field]
         self._size = 8 * self._words + SUM_BYTES
         self._each = max(1, CHUNK // self._size)
         self._memory = [
