@@ -210,7 +210,7 @@ def test_blocks_in_every_rank_s_files_come_back_after_a_restart(
     llm = small(one, mesh, **own)
     assert tokens(llm, prompts, GREEDY) == wanted
     settle(llm)
-    let_go(llm)
+    llm.close()
     written = [files(tmp_path / "blocks", rank) for rank in range(2)]
     assert all(written)
     if mesh is TP:  # they hold the same, under names of their own
@@ -222,8 +222,7 @@ def test_blocks_in_every_rank_s_files_come_back_after_a_restart(
     assert load.tiers is not None and not load.tiers.damaged
     assert another.executor.host_reads() == [0, 0]
     conserves(another)
-    settle(another)
-    let_go(another)
+    another.close()
 
 
 def test_files_that_one_rank_lost_or_finds_damaged_are_computed_anew(
