@@ -123,12 +123,14 @@ CASES = {
 
 
 @pytest.mark.slow
-def test_five_thousand_requests_are_not_the_servers_fault(server: Running) -> None:
+@pytest.mark.parametrize("share", [0.25, pytest.param(1, marks=pytest.mark.exhaustive)])
+def test_thousands_of_requests_are_not_the_servers_fault(server: Running, share: float) -> None:
     made: Counter[str] = Counter()
     for path, counts in CASES.items():
-        for mode, cases in zip(GenerationMode, counts, strict=True):
+        for mode, most in zip(GenerationMode, counts, strict=True):
+            cases = round(share * most)
             made[path] += check_operation(server, operations(server)[path], mode, cases)
     server.wait_until_idle()
     print(dict(made))
     assert server.http.get("/ready").json() == {"ready": True, "engine": "ready", "restarts": 0}
-    assert made.total() >= 5000, made
+    assert made.total() >= 5000 * share, made

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 
 import httpx
 import pytest
@@ -109,20 +108,18 @@ def test_clients_that_leave_change_nothing_for_those_who_stay(server: Running, l
 
 
 @pytest.mark.slow
-def test_a_minute_of_many_streams_and_leavers_holds(server: Running, llm: LLM) -> None:
-    count, tokens, seconds, leavers = 64, 48, 60.0, 500
+def test_many_streams_and_hundreds_of_leavers_hold(server: Running, llm: LLM) -> None:
+    count, tokens, turns, leavers = 64, 48, 3, 100
     expected = expected_ids(llm, count, tokens)
 
     async def run() -> None:
-        chance, left = random.Random(4), 0
-        end = time.monotonic() + seconds
+        chance = random.Random(4)
         async with client_of(server) as client, client_of(server) as other:
-            while time.monotonic() < end or left < leavers:
-                leaving = [leave(other, 100 + i, chance) for i in range(125)]
+            for _ in range(turns):
+                leaving = [leave(other, 100 + i, chance) for i in range(leavers)]
                 staying = [read(client, i, tokens) for i in range(count)]
                 found = await asyncio.gather(*staying, *leaving)
                 assert [one for one in found if one is not None] == expected
-                left += len(leaving)
 
     asyncio.run(run())
     server.wait_until_idle()
