@@ -96,7 +96,7 @@ def test_no_state_is_a_dead_end() -> None:
 @pytest.mark.parametrize(
     ("schema", "word"),
     [
-        ({"type": "number", "minimum": 3}, "'minimum'"),
+        ({"type": "number", "multipleOf": 3}, "'multipleOf'"),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "'uniqueItems'"),
         ({"allOf": [{"type": "null"}, {"pattern": "^a$"}, {"pattern": "b"}]}, "'allOf'"),
         ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "'oneOf'"),
@@ -106,7 +106,7 @@ def test_no_state_is_a_dead_end() -> None:
         ({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["b"]}, "'b'"),
         ({"type": "string", "pattern": "^.*$"}, "escape"),
         ({"type": "string", "pattern": "abc"}, r"\^"),
-        ({"type": "string", "format": "email"}, "'email'"),
+        ({"type": "string", "format": "hostname"}, "'hostname'"),
         ({"type": "strange"}, "'strange'"),
         ({"$ref": "#/$defs/x"}, "not there"),
         ({"$defs": {"n": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}]}},

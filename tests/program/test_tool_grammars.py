@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 from freewheel.errors import RequestError
+from freewheel.spec import Grammar
 from freewheel.structured import (
     DSML_V32,
     GLM,
@@ -20,6 +23,7 @@ from freewheel.structured import (
 )
 
 following = pytest.importorskip("freewheel.structured.following")
+worker = pytest.importorskip("freewheel.structured.worker")
 
 DSML = 300
 CONTROL = {"｜DSML｜": DSML, "<arg_key>": 301, "</arg_key>": 302, "<tool_call>": 303}
@@ -50,16 +54,45 @@ def tokens_of(text: str, control: dict[str, int]) -> list[int]:
 
 
 def accepts(found: ToolGrammar | None, text: str, control: dict[str, int]) -> bool:
-    """Whether the grammar takes `text`, which begins where it does, as a whole answer."""
+    """Whether the grammar takes `text`, which begins where it does, as a whole answer.
+
+    The host's way; where there is a table, it says the same.
+    """
     assert found is not None
+    tokens = tokens_of(text, control)
+    followed = follows(found, tokens)
+    table = table_of(found.calls)
+    assert table is None or walked(table, tokens) == followed, text
+    return followed
+
+
+def follows(found: ToolGrammar, tokens: list[int]) -> bool:
     tokenizer = following.tokenizer_of(VOCABULARY)
-    matcher = following.matcher_of(following.source_of("grammar", found.grammar), tokenizer)
-    for token in tokens_of(text, control):
+    source = worker.followed("calls", found.calls, VOCABULARY).source
+    matcher = following.matcher_of(source, tokenizer)
+    for token in tokens:
         mask = matcher.compute_bitmask()
         if not mask[token // 8] >> token % 8 & 1:
             return False
         matcher.consume_token(token)
     return matcher.is_accepting()
+
+
+@cache
+def table_of(calls: str) -> Grammar | None:
+    form = worker.form_of("calls", calls, VOCABULARY)
+    return form if isinstance(form, Grammar) else None
+
+
+def walked(table: Grammar, tokens: list[int]) -> bool:
+    cells = np.frombuffer(table.table, dtype=np.int16)
+    kinds, lines = cells[: len(VOCABULARY)], cells[len(VOCABULARY) :]
+    lines, state = lines.reshape(table.states, table.classes + 1), table.start
+    for token in tokens:
+        state = lines[state, kinds[token]]
+        if state < 0:
+            return False
+    return bool(lines[state, -1])
 
 
 def dsml(name: str, *fields: tuple[str, bool, str]) -> str:
@@ -226,10 +259,12 @@ def test_what_nobody_enforces_in_a_tool_is_refused_by_name(
         (argument(type="string", format="hostname"), "hostname"),
         (argument(type="string", pattern="^a+$", maxLength=3), "pattern"),
         (argument(type="string", contentEncoding="base64"), "contentEncoding"),
-        ([Tool("x", {"properties": {"a": {}, "b": {}}, "minProperties": 1})], "minProperties"),
+        ([Tool("x", {"properties": {"a": {}, "b": {}}, "maxProperties": 1})], "maxProperties"),
+        ([Tool("x", {"properties": {"a": {}}, "minProperties": 2})], "minProperties"),
+        ([Tool("x", {"type": "array", "items": {}})], "type 'array'|'items'"),
         (
-            [Tool("x", {"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}})],
-            "anyOf",  # in fewer words
+            [Tool("x", {"anyOf": [{"properties": {"a": {}}}, {"propertyNames": {"const": "a"}}]})],
+            "propertyNames",
         ),
     ],
 )

@@ -276,15 +276,52 @@ def values_of(arguments: str) -> dict[str, Any]:
 
 
 def is_text(schema: Mapping[str, Any] | None, name: str) -> bool:
-    """Whether a tool's schema says that argument `name` is text and nothing else."""
-    properties = {} if schema is None else schema.get("properties")
-    found = properties.get(name) if isinstance(properties, Mapping) else None
-    if not isinstance(found, Mapping):
+    """Whether a tool's schema says that argument `name` is text and nothing else, in each of the
+    alternatives that name it."""
+    found = _named(schema, name, schema, 0)
+    return bool(found) and all(_only_text(one, schema, 0) for one in found)
+
+
+LEVELS = 16
+"""References and alternatives inside one another that are followed."""
+
+
+def _named(schema: Any, name: str, root: Any, level: int) -> list[Any]:
+    """What the schema says of a property."""
+    schema = _target(schema, root)
+    if not isinstance(schema, Mapping) or level > LEVELS:
+        return []
+    properties = schema.get("properties")
+    own = [properties[name]] if isinstance(properties, Mapping) and name in properties else []
+    parts = (schema.get(word) for word in ("anyOf", "oneOf", "allOf"))
+    branches = [one for part in parts if isinstance(part, list) for one in part]
+    return own + [one for branch in branches for one in _named(branch, name, root, level + 1)]
+
+
+def _only_text(schema: Any, root: Any, level: int) -> bool:
+    found = _target(schema, root)
+    if not isinstance(found, Mapping) or level > LEVELS:
         return False
     values = found.get("enum", [found["const"]] if "const" in found else None)
     if isinstance(values, list):
         return all(isinstance(value, str) for value in values)
-    return found.get("type") == "string"
+    choices = found.get("anyOf", found.get("oneOf"))
+    if isinstance(choices, list) and choices and "type" not in found:
+        return all(_only_text(one, root, level + 1) for one in choices)
+    return found.get("type") in ("string", ["string"])
+
+
+def _target(schema: Any, root: Any) -> Any:
+    """What a reference names, where it is one."""
+    for _ in range(LEVELS):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        schema = root
+        for part in reference[2:].split("/"):
+            key = part.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(key) if isinstance(schema, Mapping) else None
+    return schema
 
 
 def _no_constant(text: str) -> None:

@@ -60,7 +60,7 @@ def structure_of_calls(
         raise ApiError(400, str(error), param=error.field, code="invalid_value") from error
     if found is None:
         return other
-    wanted: dict[str, Any] = {"grammar": found.grammar}
+    wanted: dict[str, Any] = {"calls": found.calls}
     if found.trigger is not None:
         wanted["grammar_trigger"] = found.trigger
     return Structure("tools", wanted)

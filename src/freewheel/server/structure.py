@@ -12,7 +12,7 @@ from pydantic import Field
 from freewheel.server.failures import ApiError
 from freewheel.server.schema import ShortText, Strict, StructuredOutputs, Text
 
-FIELDS = ("json_schema", "regex", "choice", "json_object", "grammar")
+FIELDS = ("json_schema", "regex", "choice", "json_object", "grammar", "calls")
 """SamplingParams' names of what a client names otherwise."""
 
 

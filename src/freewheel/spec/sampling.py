@@ -29,7 +29,7 @@ MAX_STOP_IDS = 8
 MAX_LOGPROBS = 20
 """The most alternatives that are reported for each token."""
 
-STRUCTURES = ("json_schema", "regex", "choice", "json_object", "grammar")
+STRUCTURES = ("json_schema", "regex", "choice", "json_object", "grammar", "calls")
 """Fields that say what form the answer has; at most one is given."""
 
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "json_object")
@@ -64,12 +64,12 @@ class SamplingParams:
     `logprobs`: report the log-probability of each token, and of so many of the likeliest (0 to 20),
     by the model's own logits, before anything here changed them; `prompt_logprobs`: also of the
     prompt's tokens. At most one of `json_schema` (an object, or its JSON text), `regex` and
-    `choice`, `json_object` (any JSON object) and `grammar` (in Lark or in a form of BNF): the
-    answer is a text of that kind, and ends with it. Where the prompt leaves thinking
-    open, it begins behind the end of thinking, which `thinking_token_budget` output tokens force if
-    they have not brought it. With `grammar_trigger`, a token id, the grammar begins behind the
-    first such token, and an answer without one is free. Raises RequestError on the first field out
-    of range.
+    `choice`, `json_object` (any JSON object), `grammar` (in Lark or in a form of BNF) and `calls`
+    (of tools: what `structured.tool_grammar` gives): the answer is a text of that kind, and ends
+    with it. Where the prompt leaves thinking open, it begins behind the end of thinking, which
+    `thinking_token_budget` output tokens force if they have not brought it. With `grammar_trigger`,
+    a token id, the grammar or the calls begin behind the first such token, and an answer without
+    one is free. Raises RequestError on the first field out of range.
     """
 
     temperature: float = 1.0
@@ -89,6 +89,7 @@ class SamplingParams:
     choice: tuple[str, ...] | None = None
     json_object: bool = False
     grammar: str | None = None
+    calls: str | None = None
     grammar_trigger: int | None = None
     thinking_token_budget: int | None = None
     seed: int | None = None
@@ -148,7 +149,7 @@ class SamplingParams:
         if self.json_schema is not None:
             schema = json_text("json_schema", self.json_schema)
             object.__setattr__(self, "json_schema", schema)
-        for field in ("regex", "grammar"):
+        for field in ("regex", "grammar", "calls"):
             if vars(self)[field] is not None:
                 texts_of(field, (vars(self)[field],))
         self._check_trigger()
@@ -163,7 +164,7 @@ class SamplingParams:
         if self.grammar_trigger is None:
             return
         check_count("grammar_trigger", self.grammar_trigger, 0)
-        if self.grammar is None:
+        if self.grammar is None and self.calls is None:
             raise RequestError("grammar_trigger", "needs a grammar that begins behind it")
         if self.thinking_token_budget is not None:
             raise RequestError(
@@ -179,6 +180,8 @@ class SamplingParams:
             return "regex", self.regex
         if self.grammar is not None:
             return "grammar", self.grammar
+        if self.calls is not None:
+            return "calls", self.calls
         if self.json_object:
             return "json_object", ""
         return None if self.choice is None else ("choice", json.dumps(self.choice))

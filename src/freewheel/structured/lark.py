@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of Lark, in llguidance's dialect, of which grammars of tool calls are put together."""
+"""A tree of a grammar in Lark, llguidance's dialect; and texts of schemas as expressions."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-ANY_TEXT = "(?s:.*)"
+from freewheel.structured.tree import ANY_TEXT, Node, Part, Tree
+
 SPACES = r"[\x20\x0A\x0D\x09]{0,40}"
 """Between the parts of JSON."""
+_NOTHING = '""'
 
 _DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = (
@@ -31,53 +33,57 @@ TEXT_FORMATS = {
 
 
 class Lark:
-    """Texts in which control tokens, given with their ids, stand for themselves."""
+    """Writes a tree, line by line."""
 
-    def __init__(self, control_tokens: Mapping[str, int]) -> None:
-        self._tokens = control_tokens
-        longest = sorted(control_tokens, key=len, reverse=True)
-        self._split = re.compile("|".join(map(re.escape, longest)) or r"(?!)")
+    def __init__(self, tree: Tree) -> None:
+        self._lines: list[str] = []
+        for name, node in tree.rules.items():
+            self._lines.append(f"{name}: {self._expression(node) or _NOTHING}")
+        start = f"start: {self._expression(tree.start) or _NOTHING}"
+        self.text = "\n".join([start, *self._lines, ""])
 
-    def parts(self, text: str) -> list[str | int]:
-        """`text` cut at control tokens."""
-        found: list[str | int] = []
-        place = 0
-        for match in self._split.finditer(text):
-            found += [text[place : match.start()]] if match.start() > place else []
-            found.append(self._tokens[match.group()])
-            place = match.end()
-        return [*found, text[place:]] if place < len(text) else found
+    def _expression(self, node: Node) -> str:
+        kind, *inside = node
+        if kind in ("row", "any", "maybe", "many"):
+            parts = [self._expression(one) for one in inside]
+            if kind == "row":
+                return " ".join(filter(None, parts))
+            if kind == "any":
+                return f"({' | '.join(one or _NOTHING for one in parts)})"
+            return f"({parts[0]}){'?' if kind == 'maybe' else '*'}"
+        if kind == "said":
+            return _joined(inside)
+        return inside[0] if kind == "rule" else self._text(kind, inside)
 
-    def text(self, text: str) -> str:
-        """An expression for exactly `text`."""
-        return self.joined(self.parts(text))
+    def _text(self, kind: str, inside: Node) -> str:
+        if kind == "json":
+            whole = {"x-guidance": {"whitespace_pattern": SPACES}} | inside[0]
+            return self._named("json", f": %json {json.dumps(whole, ensure_ascii=False)}")
+        if kind == "word":
+            return self._named("WORD", f": /{inside[0]}/")
+        if kind == "free":
+            outside = f" & ~/{ANY_TEXT}{escaped(inside[0])}{ANY_TEXT}/" if inside[0] else ""
+            return self._named("FREE", f": /{ANY_TEXT}/{outside}")
+        assert kind == "until", kind
+        return self._until(*inside)
 
-    def joined(self, parts: list[str | int]) -> str:
-        """An expression for parts one behind the other."""
-        return " ".join(_quoted(one) if isinstance(one, str) else f"<[{one}]>" for one in parts)
-
-    def until(self, name: str, text: str, body: str = ANY_TEXT) -> tuple[str, str]:
-        """(expression, rule) for what `body`, a regular expression, matches, and then `text`.
-
-        Free text ends where `text` first begins: at its first control token, if it has one, before
-        which any text may stand.
-        """
-        parts = self.parts(text)
-        mark = next((n for n, part in enumerate(parts) if isinstance(part, int)), None)
+    def _until(self, body: str, *parts: Part) -> str:
+        """Free text ends where the parts first begin: at their first control token, if there is
+        one, before which any text may stand."""
         lead = parts[0] if isinstance(parts[0], str) else ""
-        rest = parts[1:] if lead else parts
-        kind = "[lazy]" if mark is None else ""
-        rule = f"{name}{kind}: /{body}{escaped(lead)}/"
-        return " ".join(filter(None, (name, self.joined(rest)))), rule
+        lazy = "" if any(isinstance(part, int) for part in parts) else "[lazy]"
+        name = self._named("text", f"{lazy}: /{body}{escaped(lead)}/")
+        return " ".join(filter(None, (name, _joined(parts[1:] if lead else parts))))
+
+    def _named(self, kind: str, rule: str) -> str:
+        name = f"{kind}_{len(self._lines)}" if kind.islower() else f"{kind}{len(self._lines)}"
+        self._lines.append(f"{name}{rule}")
+        return name
 
 
-def json_value(schema: Any, root: Mapping[str, Any]) -> str:
-    """An expression for JSON of `schema`, in which references are looked for in `root`."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
-    whole = {key: root[key] for key in ("$defs", "definitions") if key in root} | dict(schema)
-    options = {"whitespace_pattern": SPACES}
-    return f"%json {json.dumps({'x-guidance': options} | whole, ensure_ascii=False)}"
+def _joined(parts: Sequence[Part]) -> str:
+    """An expression for parts one behind the other."""
+    return " ".join(_quoted(one) if isinstance(one, str) else f"<[{one}]>" for one in parts)
 
 
 def raw_texts(schema: Any) -> list[str] | None:
@@ -98,16 +104,6 @@ def raw_texts(schema: Any) -> list[str] | None:
     if kind != "string" and not (isinstance(kind, list) and "string" in kind):
         return None
     return [_string(schema)]
-
-
-def only_text(schema: Any) -> bool:
-    """No value of `schema` is other than a string."""
-    if not isinstance(schema, dict):
-        return False
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if values is not None:
-        return all(isinstance(one, str) for one in values)
-    return schema.get("type") in ("string", ["string"])
 
 
 def _string(schema: Mapping[str, Any]) -> str:

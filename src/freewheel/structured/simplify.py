@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from freewheel.structured.counting import MAX_BRANCHES, counted
 from freewheel.structured.merging import apart, kinds_of, merged, names_in, requiring, without
 from freewheel.structured.values import (
     AWRY,
@@ -24,8 +25,6 @@ from freewheel.structured.values import (
 )
 
 MAX_DEPTH = 32
-MAX_BRANCHES = 64
-"""Alternatives that one schema may be taken apart into."""
 _OPPOSITES = {
     "minimum": "exclusiveMaximum",
     "maximum": "exclusiveMinimum",
@@ -70,8 +69,8 @@ class Simplifier:
             ("not", self._without),
             ("dependentRequired", self._dependent),
             ("propertyNames", self._named),
-            ("minProperties", _counted),
-            ("maxProperties", _counted),
+            ("minProperties", counted),
+            ("maxProperties", counted),
             ("unevaluatedProperties", _evaluated),
             ("oneOf", self._one),
             ("anyOf", self._any),
@@ -356,18 +355,6 @@ def _by_value(base: Schema, rest: Schema) -> Halves:
 def _dropped(name: str) -> Callable[[Schema], list[Schema]]:
     """Says nothing without `if`."""
     return lambda rest: [rest if "if" in rest else _but(rest, name)]
-
-
-def _counted(rest: Schema) -> list[Schema]:
-    """Bounds that hold for whatever is named and required."""
-    found = dict(rest)
-    if kinds_of(rest) == ["object"] and "properties" in rest:
-        named, needed = len(rest["properties"]), len(set(rest.get("required", ())))
-        if rest.get("minProperties", 0) <= needed:
-            found.pop("minProperties", None)
-        if rest.get("maxProperties", named) >= named:
-            found.pop("maxProperties", None)
-    return [found]
 
 
 def _evaluated(rest: Schema) -> list[Schema]:

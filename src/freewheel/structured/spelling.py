@@ -14,6 +14,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from freewheel.structured.decimals import bounds_of, numbers
+from freewheel.structured.lark import TEXT_FORMATS
 from freewheel.structured.merging import merged
 from freewheel.structured.simplify import excludes, simplified
 from freewheel.structured.values import (
@@ -40,6 +42,7 @@ MAX_LETTERS = 256
 _DEFINITIONS = ("$defs", "definitions")
 _LETTER = r'[^"\\\x00-\x1F\x7F-\x9F]'
 """A character that stands in a JSON string as it is."""
+_KEY = rf'"({_LETTER}|\\["\\/bfnrt])*"'
 _ANY_DIGITS = "[0-9]"
 
 
@@ -103,16 +106,29 @@ class Speller:
     def _spelt(self, schema: Schema) -> Schema | None:
         """None: there is nothing to spell. Raises Unclear for what cannot be."""
         rest = {key: value for key, value in schema.items() if key not in NOTES}
-        kind = rest.get("type")
-        if kind == "integer" and len(rest) > 1:
+        kind, words = rest.get("type"), rest.keys() - {"type"}
+        if kind == "integer" and words:
             return self._integer(rest)
-        if kind == "string" and "not" in rest:
+        if kind == "number" and words and words <= _BOUNDS:
+            return self._number(rest)
+        if kind == "string" and words:
+            return self._text(rest)
+        if kind == "array" and words:
+            return self._array(rest)
+        return self._map(rest) if kind == "object" and not rest.get("properties") else None
+
+    def _text(self, rest: Schema) -> Schema | None:
+        if "not" in rest:
             return self._string(rest)
-        if kind == "array" and rest.get("uniqueItems") is True:
+        known = set(rest) == {"type", "format"} and rest["format"] in TEXT_FORMATS
+        return self._part(f'"({TEXT_FORMATS[rest["format"]]})"') if known else None
+
+    def _array(self, rest: Schema) -> Schema | None:
+        if rest.get("uniqueItems") is True:
             return self._unique(rest)
-        if kind == "array" and "contains" in rest:
+        if "contains" in rest:
             return self._containing(rest)
-        if kind == "array" and "uniqueItems" in rest:
+        if "uniqueItems" in rest:
             return self._inside({key: rest[key] for key in rest if key != "uniqueItems"})
         return None
 
@@ -132,6 +148,24 @@ class Speller:
         if not parts:
             raise Unclear
         return self._part("|".join(parts))
+
+    def _number(self, rest: Schema) -> Schema:
+        parts = numbers(*bounds_of(rest), integers)
+        if not parts:
+            raise Unclear
+        return self._part("|".join(parts))
+
+    def _map(self, rest: Schema) -> Schema:
+        """An object whose keys the schema does not name, all of whose values are of one schema."""
+        values = rest.get("additionalProperties", True)
+        known = {"type", "properties", "additionalProperties", "required"}
+        if not set(rest) <= known or rest.get("required") or values is True or values == {}:
+            raise Unclear
+        if values is False:
+            return self._part(rf"\{{{SPACE}\}}")
+        pair = f"{_KEY}{SPACE}:{SPACE}{self._sub(values)}"
+        pairs = f"({pair}({SPACE},{SPACE}{pair})*)?"
+        return self._part(rf"\{{{SPACE}{pairs}{SPACE}\}}")
 
     def _string(self, rest: Schema) -> Schema:
         if not set(rest) <= {"type", "not", "minLength", "maxLength"} or not excludes(rest):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,15 +15,21 @@ from freewheel.spec.adjustments import MAX_GRAMMAR_CELLS
 from freewheel.structured.schema import Refusal
 
 MAX_STATES = 1 << 14
+MAX_STEPS = 3 * 10**8
+"""States times tokens: some 4 seconds of work, where the host follows a grammar at once."""
 
 
 @dataclass(frozen=True)
 class ByteAutomaton:
-    """`following[s, b]`: the state after byte b in state s; state 0 is dead. `ends[s]`: may end."""
+    """`following[s, b]`: the state after byte b in state s; state 0 is dead. `ends[s]`: may end.
+
+    `control`: likewise the states after tokens that are no text, by their ids.
+    """
 
     following: NDArray[np.int16]  # [S, 256]
     ends: NDArray[np.bool_]  # [S]
     start: int
+    control: Mapping[int, NDArray[np.int16]] = field(default_factory=dict[int, NDArray[np.int16]])
 
 
 def byte_automaton(
@@ -54,6 +60,9 @@ def token_grammar(automaton: ByteAutomaton, vocabulary: Sequence[bytes | None]) 
 
     Raises Refusal if nothing is left, or if the table is too big.
     """
+    steps = len(automaton.ends) * len(vocabulary)
+    if steps > MAX_STEPS:
+        raise Refusal(f"takes {steps} steps of states and tokens; at most {MAX_STEPS} are made")
     kinds, columns = _classes(automaton, vocabulary)  # int64 [V]; int16 [K, S]
     following = columns.T.copy()  # int16 [S, K]
     live = _can_end(following, automaton.ends)
@@ -93,14 +102,21 @@ def _classes(
     numbers[columns[0].tobytes()] = 0  # tokens that lead nowhere, and those that are no text
     kinds = np.zeros(len(vocabulary), dtype=np.int64)
     by_byte = np.ascontiguousarray(automaton.following.T)  # int16 [256, S]
-    order = sorted((token, index) for index, token in enumerate(vocabulary) if token)
-    for token, index in order:
-        column = _follow(token, maps, by_byte)
+
+    def sort(index: int, column: NDArray[np.int16]) -> None:
         key = column.tobytes()
         if key not in numbers:
             numbers[key] = len(columns)
             columns.append(column)
         kinds[index] = numbers[key]
+
+    order = sorted((token, index) for index, token in enumerate(vocabulary) if token)
+    for token, index in order:
+        sort(index, _follow(token, maps, by_byte))
+    for index, column in automaton.control.items():
+        if index >= len(vocabulary):
+            raise Refusal(f"names token {index}; the vocabulary has {len(vocabulary)}")
+        sort(index, column)
     if len(columns) >= 1 << 15:
         raise Refusal(f"sorts tokens into {len(columns)} classes; at most {(1 << 15) - 1} fit")
     return kinds, np.stack(columns)

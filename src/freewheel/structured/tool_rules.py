@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of a grammar of tool calls, line by line."""
+"""The parts of a grammar of tool calls, tool by tool (`structured.tree`)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,23 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from freewheel.errors import RequestError
-from freewheel.structured.lark import ANY_TEXT, Lark, escaped, json_value, only_text, raw_texts
-from freewheel.structured.tool_schemas import check_text, in_few_words, kept
+from freewheel.structured.lark import raw_texts
+from freewheel.structured.tool_schemas import Arguments, arguments_of, check_text, kept, only_text
+from freewheel.structured.tree import (
+    ANY_TEXT,
+    Node,
+    Splitter,
+    either,
+    free,
+    json_of,
+    many,
+    maybe,
+    row,
+    rule,
+    said,
+    until,
+    word,
+)
 
 if TYPE_CHECKING:
     from freewheel.structured.tools import Tool, ToolFormat
@@ -19,105 +34,90 @@ _ANY_KEY = "[A-Za-z_][A-Za-z0-9_]*"
 
 
 class ToolRules:
-    """`lines` grow with each tool; the callers of its methods put them together."""
+    """`rules` grow with each tool; the callers of its methods put them together."""
 
     def __init__(self, fmt: ToolFormat, control_tokens: Mapping[str, int]) -> None:
-        self.lines: list[str] = []
+        self.rules: dict[str, Node] = {}
         self._fmt = fmt
-        self._lark = Lark(control_tokens)
-        opening = self._lark.parts(fmt.opening)
+        self._splitter = Splitter(control_tokens)
+        opening = self._splitter.parts(fmt.opening)
         self.mark = next((part for part in opening if isinstance(part, int)), None)
         """The first control token of what opens calls."""
 
     def add(self, number: int, tool: Tool) -> None:
         """The rules of one tool's call: whole, and without the format's opening."""
         fmt, name = self._fmt, f"call{number}"
-        arguments = self._arguments(name, kept(tool.name, tool.parameters))
-        self._line(f"{name}_body", arguments, self._lark.text(fmt.call_end))
+        arguments = self._arguments(kept(tool.name, tool.parameters))
+        self.rules[f"{name}_body"] = row(arguments, self._said(fmt.call_end))
         head = f"{fmt.call_begin}{tool.name}{fmt.name_end}"
-        self._line(name, self._lark.text(head), f"{name}_body")
+        self.rules[name] = row(self._said(head), rule(f"{name}_body"))
         rest = f"{fmt.begin}{head}"[len(fmt.opening) :]
-        self._line(f"{name}_rest", self._lark.text(rest), f"{name}_body")
+        self.rules[f"{name}_rest"] = row(self._said(rest), rule(f"{name}_body"))
 
     def close(self, count: int) -> None:
         """The rules for any of `count` tools."""
-        self._line("call", " | ".join(f"call{n}" for n in range(count)))
-        self._line("opened", " | ".join(f"call{n}_rest" for n in range(count)))
+        self.rules["call"] = either(*(rule(f"call{n}") for n in range(count)))
+        self.rules["opened"] = either(*(rule(f"call{n}_rest") for n in range(count)))
 
-    def at_once(self, parallel: bool) -> str:
+    def at_once(self, parallel: bool) -> Node:
         """Calls and nothing else."""
-        return _joined(self._lark.text(self._fmt.begin), self._calls("call", parallel))
+        return row(self._said(self._fmt.begin), self._calls("call", parallel))
 
-    def behind_mark(self, parallel: bool) -> str:
+    def behind_mark(self, parallel: bool) -> Node:
         """What follows the mark."""
-        parts = self._lark.parts(self._fmt.opening)
+        parts = self._splitter.parts(self._fmt.opening)
         assert self.mark is not None
         rest = parts[parts.index(self.mark) + 1 :]
-        return _joined(self._lark.joined(rest), self._calls("opened", parallel))
+        return row(said(rest), self._calls("opened", parallel))
 
-    def behind_text(self, parallel: bool) -> str:
+    def behind_text(self, parallel: bool) -> Node:
         """Text, and perhaps calls behind it. Without a control token, no text holds the opening."""
-        opening = self._fmt.opening
-        text, rule = self._lark.until("before", opening)
-        self.lines.append(rule)
-        outside = f" & ~/{ANY_TEXT}{escaped(opening)}{ANY_TEXT}/" if self.mark is None else ""
-        self.lines.append(f"FREE: /{ANY_TEXT}/{outside}")
-        return f"FREE | {_joined(text, self._calls('opened', parallel))}"
+        opening = self._splitter.parts(self._fmt.opening)
+        outside = free(self._fmt.opening if self.mark is None else "")
+        return either(outside, row(until(ANY_TEXT, opening), self._calls("opened", parallel)))
 
-    def _calls(self, first: str, parallel: bool) -> str:
-        between = self._lark.text(self._fmt.between)
-        more = f"({_joined(between, 'call')})*" if parallel else ""
-        return _joined(first, more, self._lark.text(self._fmt.end))
+    def _said(self, text: str) -> Node:
+        return said(self._splitter.parts(text))
 
-    def _arguments(self, name: str, schema: Mapping[str, Any] | None) -> str:
+    def _calls(self, first: str, parallel: bool) -> Node:
+        more = [many(row(self._said(self._fmt.between), rule("call")))] if parallel else []
+        return row(rule(first), *more, self._said(self._fmt.end))
+
+    def _arguments(self, schema: Mapping[str, Any] | None) -> Node:
         if not self._fmt.key_begin:
-            self._line(f"{name}_json", json_value(_closed(schema), {}))
-            return f"{name}_json"
+            return json_of(_closed(schema), {})
         if schema is None:
-            self.lines.append(f"{name.upper()}_KEY: /{_ANY_KEY}/")
-            return f"({self._argument(name, None, True, {})})*"
-        return self._listed(name, schema)
+            return many(self._argument(None, True, {}))
+        ways = [self._listed(one, schema) for one in arguments_of(schema)]
+        return ways[0] if len(ways) == 1 else either(*ways)
 
-    def _listed(self, name: str, schema: Mapping[str, Any]) -> str:
+    def _listed(self, given: Arguments, root: Mapping[str, Any]) -> Node:
         """One argument behind another, in the order of the schema."""
-        whole = in_few_words(schema)
-        properties: Mapping[str, Any] = whole.get("properties", {})
-        required = whole.get("required", ())
-        for key in (*properties, *required):
+        for key in (*given.properties, *given.required):
             if not _KEY.fullmatch(key):
                 raise RequestError("tools", f"has an argument {key!r}, which cannot be written")
-            if key not in properties:
+            if key not in given.properties:
                 raise RequestError("tools", f"requires {key!r}, which is not among its properties")
-        return _joined(
-            *(
-                f"({self._argument(f'{name}_{index}', key, one, schema)})"
-                + ("" if key in required else "?")
-                for index, (key, one) in enumerate(properties.items())
-            )
-        )
+        found = {key: self._argument(key, one, root) for key, one in given.properties.items()}
+        needed = (one if key in given.required else maybe(one) for key, one in found.items())
+        return row(*needed)
 
-    def _argument(self, name: str, key: str | None, schema: Any, root: Mapping[str, Any]) -> str:
+    def _argument(self, key: str | None, schema: Any, root: Mapping[str, Any]) -> Node:
         """Its key (None: any), and a string as it is or another value as JSON."""
-        fmt, ways = self._fmt, list[str]()
+        fmt, ways = self._fmt, list[Node]()
         check_text(schema, f"#/properties/{key}")
-        for index, body in enumerate(raw_texts(schema) or ()):
-            value, rule = self._lark.until(f"{name}_text{index}", fmt.value_end, body)
-            self.lines.append(rule)
-            ways.append(_joined(self._key(name, key, fmt.key_end_text), value))
+        for body in raw_texts(schema) or ():
+            value = until(body, self._splitter.parts(fmt.value_end))
+            ways.append(row(*self._key(key, fmt.key_end_text), value))
         if not only_text(schema):
-            self._line(f"{name}_value", json_value(schema, root))
-            head = self._key(name, key, fmt.key_end_json)
-            ways.append(_joined(head, f"{name}_value", self._lark.text(fmt.value_end)))
-        return " | ".join(ways)
+            value = row(json_of(schema, root), self._said(fmt.value_end))
+            ways.append(row(*self._key(key, fmt.key_end_json), value))
+        return either(*ways)
 
-    def _key(self, name: str, key: str | None, end: str) -> str:
+    def _key(self, key: str | None, end: str) -> list[Node]:
         if key is not None:
-            return self._lark.text(f"{self._fmt.key_begin}{key}{end}")
-        begin = self._lark.text(self._fmt.key_begin)
-        return _joined(begin, f"{name.upper()}_KEY", self._lark.text(end))
-
-    def _line(self, name: str, *parts: str) -> None:
-        self.lines.append(f"{name}: {_joined(*parts) or chr(34) * 2}")
+            return [self._said(f"{self._fmt.key_begin}{key}{end}")]
+        return [self._said(self._fmt.key_begin), word(_ANY_KEY), self._said(end)]
 
 
 def _closed(schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -126,7 +126,3 @@ def _closed(schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
         return {"type": "object"}
     closed = {"additionalProperties": False} if "properties" in schema else {}
     return {"type": "object"} | closed | dict(schema)
-
-
-def _joined(*parts: str) -> str:
-    return " ".join(part for part in parts if part)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from freewheel.errors import RequestError
@@ -45,15 +46,36 @@ def kept(name: str, schema: Schema | None) -> Schema | None:
     return schema
 
 
-def in_few_words(schema: Schema) -> Schema:
-    """The same arguments in `properties` and `required`. Raises RequestError if it takes more."""
+@dataclass(frozen=True)
+class Arguments:
+    """Of a call, where they are written one by one."""
+
+    properties: Mapping[str, Any]
+    required: tuple[str, ...]
+
+
+def arguments_of(schema: Schema) -> list[Arguments]:
+    """The same arguments in `properties` and `required`, in one way of several. Raises RequestError
+    if it takes more."""
+    kinds = schema.get("type", "object")
+    kind = "object" if isinstance(kinds, list) and "object" in kinds else kinds
     try:
-        whole = simplified(schema)
+        whole = simplified({**schema, "type": kind})
     except Nothing as nothing:
         raise RequestError("tools", "has parameters that allow no arguments at all") from nothing
-    _only(whole, _LISTED, "#", "where arguments are written one by one")
-    named = whole.get("properties", {})
-    return {**whole, "properties": {key: _resolved(one, schema) for key, one in named.items()}}
+    choices = whole["anyOf"] if whole.keys() - NOTES == {"anyOf"} else [whole]
+    return [_listed(one, schema) for one in choices]
+
+
+def _listed(choice: Schema, root: Schema) -> Arguments:
+    found = target(root, choice.get("$ref"))
+    if found and choice.keys() - NOTES == {"$ref"}:
+        choice = found[0][1]
+    _only(choice, _LISTED, "#", "where arguments are written one by one")
+    if choice.get("type", "object") != "object":
+        raise RequestError("tools", f"has parameters of type {choice['type']!r}; use 'object'")
+    properties = {key: _resolved(one, root) for key, one in choice.get("properties", {}).items()}
+    return Arguments(properties, tuple(choice.get("required", ())))
 
 
 def _resolved(schema: Any, root: Schema, level: int = 0) -> Any:
@@ -93,6 +115,16 @@ def check_text(schema: Any, where: str) -> None:
             f"has format {schema['format']!r} at {where}, which would not be enforced; those that "
             f"are: {', '.join(TEXT_FORMATS)}",
         )
+
+
+def only_text(schema: Any) -> bool:
+    """No value of `schema` is other than a string."""
+    if not isinstance(schema, dict):
+        return False
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if values is not None:
+        return all(isinstance(one, str) for one in values)
+    return schema.get("type") in ("string", ["string"])
 
 
 def _only(schema: Schema, allowed: frozenset[str], where: str, place: str) -> None:

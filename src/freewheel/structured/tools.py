@@ -10,6 +10,7 @@ from typing import Any
 
 from freewheel.errors import RequestError
 from freewheel.structured.tool_rules import ToolRules
+from freewheel.structured.tree import Tree
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -90,9 +91,9 @@ JSON_CALLS = ToolFormat(
 
 @dataclass(frozen=True)
 class ToolGrammar:
-    """`grammar` and `trigger` are SamplingParams' `grammar` and `grammar_trigger`."""
+    """`calls` and `trigger` are SamplingParams' `calls` and `grammar_trigger`."""
 
-    grammar: str
+    calls: str
     trigger: int | None
 
 
@@ -126,7 +127,7 @@ def tool_grammar(
         start = rules.behind_text(parallel)
     else:
         start, trigger = rules.behind_mark(parallel), rules.mark
-    return ToolGrammar("\n".join([f"start: {start}", *rules.lines, ""]), trigger)
+    return ToolGrammar(Tree(start, rules.rules).text(), trigger)
 
 
 def _chosen(tools: Sequence[Tool], choice: str) -> list[Tool]:

@@ -31,10 +31,13 @@ except ModuleNotFoundError as missing:
 from freewheel.spec import Form, Grammar, HostGrammar
 from freewheel.structured.closing import closed
 from freewheel.structured.expressions import foreign
+from freewheel.structured.lark import Lark
 from freewheel.structured.schema import Refusal, parsed, read_schema
 from freewheel.structured.spelling import Speller
 from freewheel.structured.tables import ByteAutomaton, byte_automaton, token_grammar
+from freewheel.structured.tree import Tree, read_tree
 from freewheel.structured.values import Unclear
+from freewheel.structured.weaving import Weaver
 
 MAX_SOURCE = 1 << 18
 """Characters of a wish."""
@@ -44,10 +47,12 @@ _MARK = "\0"
 """No text contains it."""
 
 _BYTES = Vocabulary(NO_BYTE, {bytes([byte]): [byte] for byte in range(256)})
+_ESCAPES, _ALL_ESCAPES = r'|\\["\\])', r'|\\["\\/bfnrt])'
+"""What the library lets a string escape; and what also says ends of lines."""
 _META = frozenset(r"\.+*?()|[]{}^$#&-~")
 
 
-TABLES = ("json_schema", "regex", "choice")
+TABLES = ("json_schema", "regex", "choice", "calls")
 """Kinds of which a table may be made."""
 
 
@@ -73,6 +78,8 @@ def followed(kind: str, source: str, vocabulary: list[bytes | None]) -> HostGram
     _check_size(source)
     if kind == "choice":
         kind, source = "regex", regex_of(kind, source)
+    elif kind == "calls":
+        kind, source = "grammar", Lark(_tree(source)).text
     refused: Refusal | None = None
     for spelling in _spellings(source) if kind == "json_schema" else (source,):
         try:
@@ -101,7 +108,22 @@ def _check_size(source: str) -> None:
 def compiled(kind: str, source: str, vocabulary: list[bytes | None]) -> Grammar:
     """Raises Refusal for a wish that cannot be kept."""
     _check_size(source)
+    if kind == "calls":
+        return token_grammar(
+            Weaver(_tree(source), automaton_of, _of_schema).automaton(), vocabulary
+        )
     return token_grammar(automaton_of(regex_of(kind, source)), vocabulary)
+
+
+def _tree(source: str) -> Tree:
+    try:
+        return read_tree(source)
+    except ValueError as error:
+        raise Refusal(f"cannot be read: {error}") from error
+
+
+def _of_schema(schema: Any) -> ByteAutomaton:
+    return automaton_of(regex_of("json_schema", json.dumps(schema)))
 
 
 def regex_of(kind: str, source: str) -> str:
@@ -118,7 +140,7 @@ def _built(schema: dict[str, Any]) -> str:
     """The library's regular expression of a schema that it keeps exactly."""
     read_schema(schema, stands_in_json)
     try:
-        return build_regex_from_schema(json.dumps(schema))
+        return build_regex_from_schema(json.dumps(schema)).replace(_ESCAPES, _ALL_ESCAPES)
     except (ValueError, TypeError) as error:  # a TypeError: half a character
         raise Refusal(f"cannot be turned into a grammar: {error}") from error
 
