@@ -21,9 +21,10 @@ from tests.program.test_closed_form import engine
 
 BOUNDED = {
     "Scheduler._just_ended": "until the next letter, for a stop string that comes with it",
+    "DecodeSeats._latest": "of the last decoding round, whose seats the next one shares",
     "_Load.rows": "of the last round of a load, to see whether the next has the same",
 }
-"""Attributes that may hold names of ended requests: no more than one batch of them."""
+"""Attributes that may hold ended requests, or their names: no more than one batch of them."""
 
 
 def inside(thing: Any) -> Iterator[tuple[str, Any]]:
