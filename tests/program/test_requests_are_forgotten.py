@@ -130,8 +130,7 @@ def test_the_search_finds_a_request_that_is_under_way(llm: LLM, folders: dict[st
     stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=60, temperature=0, ignore_eos=True))
     for _ in range(4):
         next(stream)
-    found = " ".join(forgotten(llm))
-    assert "_live" in found and "DepthPolicy._acceptance._rows" in found
+    assert any("_live" in where for where in forgotten(llm))
     stream.close()
     assert forgotten(llm) == []
 
