@@ -58,7 +58,31 @@ def importing() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def tidy_end() -> Iterator[None]:
+    """A context under whose bar SIGTERM ends the process as ever, once its last words are said."""
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def _leave(*_: object) -> None:
+    _say_last_words()
+    os._exit(INTERRUPTED)
+
+
+def _terminate(number: int, _: object) -> None:
+    _say_last_words()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _say_last_words() -> None:
     for words in LAST_WORDS:
         os.write(STANDARD_ERROR, words)  # by no other way: a thread may hold the lock of rich's
-    os._exit(INTERRUPTED)

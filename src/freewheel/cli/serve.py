@@ -15,6 +15,7 @@ from freewheel.cli.driver import check_early
 from freewheel.cli.later import Later
 from freewheel.config import KV_PORT, EngineConfig, environment_api_key
 from freewheel.errors import ConfigError, FreewheelError
+from freewheel.spec.private import warn_of_readers
 
 if TYPE_CHECKING:
     from freewheel.server import run as running
@@ -152,6 +153,7 @@ def keys_of(path: Path) -> list[str]:
     try:
         with path.open(encoding="utf-8") as file:
             lines = [line.strip() for line in file.read(KEY_FILE_BYTES).splitlines()]
+        warn_of_readers("api_key_file", path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"api_key_file: {path} cannot be read: {error}") from error
     found = [line for line in lines if line and not line.startswith("#")]

@@ -32,7 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from freewheel.cli.driver import check_early, open_driver
-from freewheel.cli.later import LAST_WORDS, Later
+from freewheel.cli.later import LAST_WORDS, Later, tidy_end
 from freewheel.config import EngineConfig, find_model
 from freewheel.errors import RequestError
 from freewheel.spec import StepShape
@@ -165,7 +165,7 @@ def loading(what: str, verb: str = "loading") -> Iterator[Callable[[int, int], N
         _OnceKnown(DownloadColumn()),
         _OnceKnown(TransferSpeedColumn()),
     )
-    with Progress(*columns, console=messages, transient=True) as bar:
+    with tidy_end(), Progress(*columns, console=messages, transient=True) as bar:
         task: TaskID = bar.add_task(escape(f"{verb} {what}"), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
@@ -199,7 +199,7 @@ def counting(what: str, total: int, done: Callable[[], int], line: str = "") -> 
         grid.add_row(Text(what, style="dim"), bar, Text(f"{now}/{total}"))
         return grid
 
-    with Live(get_renderable=row, console=messages, transient=True):
+    with tidy_end(), Live(get_renderable=row, console=messages, transient=True):
         yield
 
 

@@ -10,13 +10,13 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import freewheel
 from freewheel.server.admin import AdminSocket, listening_to_operator
 from freewheel.server.failures import ApiError, error_bytes
+from freewheel.server.naming import fields_at
 from freewheel.server.routes import (
     chat,
     completions,
@@ -104,7 +104,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     path = ".".join(where)
     message = first["msg"]
     if unknown:
-        hint = field_hint(parts[-1], _fields_of(request) if len(parts) == 1 else ())
+        hint = field_hint(parts[-1], _fields_of(request, parts))
         message = "is not a field that this server knows" + (f"; {hint}" if hint else "")
     elif first["type"] == "model_attributes_type" and not where:
         path, message = "body", "must be a JSON object, sent with content-type: application/json"
@@ -114,14 +114,11 @@ async def _invalid(request: Request, error: Exception) -> Response:
     return _answer(request, ApiError(400, text, param=field, code="invalid_value"))
 
 
-def _fields_of(request: Request) -> list[str]:
-    """What the body of a request to this address may hold."""
+def _fields_of(request: Request, place: list[str]) -> list[str]:
+    """What may stand there in the body of a request to this address."""
     route = request.scope.get("route")
     body = route.body_field if isinstance(route, APIRoute) else None
-    kind = None if body is None else body.field_info.annotation
-    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-        return []
-    return [one.alias or name for name, one in kind.model_fields.items()]
+    return [] if body is None else fields_at(body.field_info.annotation, place)
 
 
 def _is_name(part: str) -> bool:

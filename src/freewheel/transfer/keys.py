@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from freewheel.errors import ConfigError
+from freewheel.spec.private import warn_of_readers
 from freewheel.transfer.line import Line, WireError
 
 SHORTEST, LONGEST = 16, 4096
@@ -79,6 +80,7 @@ def read_key(path: str | None) -> Key | None:
         return None
     try:
         secret = Path(path).expanduser().read_bytes().strip()
+        warn_of_readers("kv_key_file", Path(path).expanduser())
     except OSError as error:
         raise ConfigError(f"kv_key_file: {path} cannot be read: {error.strerror}") from error
     if not SHORTEST <= len(secret) <= LONGEST:
