@@ -20,6 +20,7 @@ from freewheel.errors import ConfigError
 from tests.waiting import PATIENCE
 
 HELP = [[], *([verb] for verb in ("generate", "chat", "serve", "inspect", "convert", "audit"))]
+HELP += [["plan"], ["replay"], ["simulate"], ["bench", "serve"], ["bench", "kernels"]]
 HELP += [["bench"], *(["bench", verb] for verb in ("offline", "decode", "picture"))]
 WRONG = [
     ["generate", "demo", "--prompt", "a", "--speculate", "9"],

@@ -241,6 +241,27 @@ def test_a_misspelt_field_is_told_those_of_its_own_address(server: Running) -> N
     assert "use" not in found.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("extra", "hint"),
+    [
+        ({"stream_options": {"include_usge": True}}, "use include_usage"),
+        ({"messages": [{"role": "user", "contnt": "a", "content": "a"}]}, "use content"),
+        ({"chat_template_kwargs": {"enable_thinkin": True}}, "use enable_thinking"),
+        ({"structured_outputs": {"choise": ["a"]}}, "use choice"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]},
+         "use parameters"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"shema": {}}}}, "use schema"),
+    ],
+    ids=lambda value: str(value)[:30],
+)  # fmt: skip
+def test_a_misspelt_field_is_told_those_of_its_own_place(
+    server: Running, extra: dict, hint: str
+) -> None:
+    found = server.http.post("/v1/chat/completions", json={"messages": ASKED} | extra)
+    assert found.status_code == 400
+    assert found.json()["error"]["message"].endswith(hint)
+
+
 USUAL = {
     "add_generation_prompt": True,
     "continue_final_message": False,
