@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import signal
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,7 @@ from freewheel.chat import (
     ToolCall,
     open_chat,
 )
-from freewheel.chat.renderer import Renderer
-from freewheel.errors import CheckpointError, RequestError, StartError, UnsupportedModel
+from freewheel.errors import CheckpointError, RequestError, UnsupportedModel
 
 CONTROL = (
     "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<think>",
@@ -387,45 +384,6 @@ def test_a_template_that_takes_too_much_ends_and_the_next_prompt_is_served(
     assert written(chat, [Message("user", "hello")]) == "fine"
     with pytest.raises(RequestError, match="messages"):
         chat.prompt([Message("user", "bomb")])
-    assert written(chat, [Message("user", "hello")]) == "fine"
-
-
-@pytest.mark.parametrize("kind", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_rendering_process_that_stands_still_or_is_killed_holds_up_one_prompt(
-    tmp_path: Path, opened: list[Chat], kind: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("freewheel.chat.renderer.Renderer.__init__.__defaults__", (3.0,))
-    begun = Renderer._started
-    pids: list[int] = []
-
-    def started(self: Renderer) -> subprocess.Popen[str]:
-        process = begun(self)
-        if len(pids) == 1:
-            process.send_signal(kind)
-        pids.append(process.pid)
-        return process
-
-    monkeypatch.setattr(Renderer, "_started", started)
-    opened.append(chat := with_template(tmp_path, "fine"))
-    assert written(chat, [Message("user", "hello")]) == "fine"
-    with pytest.raises(RequestError, match="messages: the prompt was not rendered"):
-        chat.prompt([Message("user", "hello")])
-    assert written(chat, [Message("user", "hello")]) == "fine"
-    assert len(set(pids)) == 2
-
-
-def test_without_a_process_prompts_are_refused_until_there_is_one(
-    tmp_path: Path, opened: list[Chat], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened.append(chat := with_template(tmp_path, "fine"))
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(24, "Too many open files")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("freewheel.chat.renderer.subprocess.Popen", full)
-        with pytest.raises(StartError, match="Too many open files"):
-            chat.prompt([Message("user", "hello")])
     assert written(chat, [Message("user", "hello")]) == "fine"
 
 

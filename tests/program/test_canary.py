@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from freewheel.engine import TokenEngine
 from freewheel.engine.session import Live
 from freewheel.errors import ConfigError
 from freewheel.host import TextStream
-from freewheel.host.alarm import PATIENCE
 from freewheel.spec import (
     BlockCopy,
     RowResult,
@@ -240,46 +238,12 @@ def test_two_requests_that_share_a_damaged_page_both_go_on(folders: dict[str, Pa
     assert [tuple(live.request.output) for live in lives] == wanted
 
 
-def test_a_strict_canary_ends_the_request_alone(
-    folders: dict[str, Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    watched = Watched(folders["t32"], strict=True)
-    llm = watched.llm
-    victim, other = begin(llm, PROMPT), begin(llm, [5, 6, 9])
-    decoding(llm, victim)
-    row = decoding(llm, other)
-    assert victim.request.row is not None
-    with caplog.at_level(logging.ERROR, "freewheel.canary"):
-        llm.executor.state.page_tables[0, victim.request.row, 1] += 1
-        finish(llm)
-    assert victim.request.finish is FinishReason.ERROR
-    assert other.request.finish is FinishReason.LENGTH and row == 2
-    assert len(caplog.records) == 1 and "page_table" in caplog.text
-
-
 def test_a_request_that_a_strict_canary_ends_is_told_so(folders: dict[str, Path]) -> None:
     tokens = TokenEngine(engine(folders["t32"], canary="all", strict=True, perturb=1))
     tokens.submit("a", PROMPT, GREEDY)
     steps = [step for _ in range(200) if tokens.busy for step in tokens.step()]
     assert steps[-1].finish is FinishReason.ERROR
     assert steps[-1].fault == "the canary found its pages or tokens damaged"
-
-
-def test_a_request_that_is_struck_without_end_is_given_up(folders: dict[str, Path]) -> None:
-    watched = Watched(folders["t32"], run_ahead=0, prefix_cache=False)
-    llm = watched.llm
-    launch = llm.executor.launch
-
-    def damaging(plan: Any) -> None:
-        for row in plan.rows:
-            llm.executor.state.tokens[row, 0] += int(llm.executor.state.computed_lens[row]) > 0
-        launch(plan)
-
-    llm.executor.launch = damaging  # type: ignore[method-assign]
-    live = begin(llm, PROMPT)
-    finish(llm)
-    assert live.request.finish is FinishReason.ERROR
-    assert llm.alarm.counts["tokens"] == PATIENCE + 1
 
 
 def test_some_pages_a_round_find_damage_within_a_turn(folders: dict[str, Path]) -> None:

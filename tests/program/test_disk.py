@@ -140,24 +140,6 @@ def harmed(raw: bytes, harm: str) -> bytes | None:
     return {"cut": raw[:-1], "empty": b"", "longer": raw + b"0", "remove": None}[harm]
 
 
-@pytest.mark.parametrize("harm", ["flip", "remove"])
-def test_a_harmed_file_is_computed_anew_and_counted(
-    folders: dict[str, Path], tmp_path: Path, harm: str
-) -> None:
-    place, prompts = tmp_path / "blocks", turns(5, 5)
-    llm = small(folders["t32"], place)
-    first = ask(llm, prompts)
-    settle(llm)
-    for path in files(place):
-        after = harmed(path.read_bytes(), harm)
-        path.unlink() if after is None else path.write_bytes(after)
-    assert tokens(ask(llm, prompts)) == tokens(first)
-    assert disk_of(llm).counts.damaged > 0
-    settle(llm)
-    store_of(llm).close()
-    assert tokens(ask(small(folders["t32"], place), prompts)) == tokens(first)
-
-
 @pytest.mark.parametrize("harm", ["flip", "cut", "empty", "longer", "remove", "swap", "header"])
 def test_a_store_knows_a_harmed_file(tmp_path: Path, harm: str) -> None:
     memory = bytearray(random.Random(2).randbytes(2 * 512))
@@ -216,21 +198,6 @@ def test_the_folder_is_closed_to_others_and_has_one_engine(
     store_of(llm).close()
     with pytest.raises(ConfigError, match="chmod 700"):
         small(folders["t32"], place)
-
-
-def test_a_disk_that_takes_nothing_more_harms_nobody(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm, prompts = small(folders["t32"], tmp_path / "blocks"), turns(8, 6)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(FileStore, "_write", full)
-    first = ask(llm, prompts)
-    settle(llm)
-    assert tokens(ask(llm, prompts)) == tokens(first)
-    assert disk_of(llm).counts.failed > 0 and not files(tmp_path / "blocks")
 
 
 def test_nobody_waits_for_a_file_to_be_written(folders: dict[str, Path], tmp_path: Path) -> None:

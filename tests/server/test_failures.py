@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine dies or stalls; there is too much to do; the server is told to end."""
+"""The engine dies or stalls; the server is told to end. More is in `tests/faults`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import asyncio
 import json
 import os
 import signal
-import socket
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -27,9 +26,9 @@ SHORT = {"prompt": "Emma was", "max_tokens": 8, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server whose engine these tests kill, with room for few requests."""
+    """A server whose engine these tests kill."""
     log = tmp_path_factory.mktemp("frail") / "log"
-    options = ("--max-batch", "2", "--max-requests", "4", "--stall-seconds", "10")
+    options = ("--max-batch", "2", "--stall-seconds", "10")
     with Running(log, *options) as running:
         running.wait_until_ready()
         yield running
@@ -73,36 +72,31 @@ def test_an_engine_that_stalls_is_replaced_too(frail: Running) -> None:
     check_engine_is_replaced(frail, signal.SIGSTOP)
 
 
-def test_answers_beyond_the_limit_are_429_at_once(frail: Running) -> None:
-    frail.wait_until_idle()
-    with ExitStack() as stack:
-        for _ in range(4):
-            stack.enter_context(begun(frail))
-        for asked in (SHORT, LONG, SHORT | {"n": 2}):
-            refused = frail.post("/v1/completions", **asked)
-            assert refused.status_code == 429
-            assert int(refused.headers["retry-after"]) >= 1
-            assert refused.json()["error"]["type"] == "rate_limit_error"
-    frail.wait_until_idle()
-    assert frail.post("/v1/completions", **SHORT).status_code == 200
-    label = 'admission_rejections_total{model_name="demo",reason="overloaded"}'
-    assert f"freewheel:{label}" in frail.http.get("/metrics").text
+@pytest.mark.parametrize("stream", [True, False])
+def test_told_twice_it_ends_at_once_and_without_a_traceback(log: Path, stream: bool) -> None:
+    """An answer under way is told; the log says in a line what happened."""
+    told: list[str] = []
+    with Running(log, "--max-batch", "2", "--drain-seconds", "3600") as running:
+        running.wait_until_ready()
 
+        def ask() -> None:
+            with running.http.stream(
+                "POST", "/v1/completions", json=LONG | {"max_tokens": 8000, "stream": stream}
+            ) as response:
+                told.extend(response.iter_lines())
 
-@contextmanager
-def begun(running: Running) -> Iterator[None]:
-    """A request that is under way, and whose answer nobody reads; in the end its client leaves."""
-
-    def total() -> int:
-        return running.http.get("/v1/loads").json()["loads"][0]["num_total_reqs"]
-
-    before, body = total(), json.dumps(LONG).encode()
-    host, port = running.url.removeprefix("http://").split(":")
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        wait_for("a request under way", lambda: total() == before + 1)
-        yield
+        asking = threading.Thread(target=ask)
+        asking.start()
+        running.wait_for(
+            "an answer",
+            lambda: running.http.get("/v1/loads").json()["loads"][0]["num_running_reqs"],
+        )
+        running.interrupt()
+        running.interrupt()
+        running.process.wait(PATIENCE)
+        asking.join(PATIENCE)
+        assert "the server is ending" in "".join(told)
+        assert "Traceback" not in running.log and "told again" in running.log
 
 
 def test_told_to_end_it_finishes_answers_and_leaves_no_process(log: Path) -> None:
