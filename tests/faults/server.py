@@ -226,20 +226,23 @@ def server_ends(request: pytest.FixtureRequest) -> Seen:
     running: Running = request.getfixturevalue("struck")
     running.wait_until_ready()
     engine, told = running.engine_pid(), dict[str, str]()
-    ready = threading.Barrier(len(STREAMS) + 1)
+    started = {name: threading.Event() for name in STREAMS}
 
     def read(name: str) -> None:
         path, body = STREAMS[name]
         with running.http.stream("POST", path, json=body) as response:
             lines = lines_of(response)
             next(lines)
-            ready.wait(PATIENCE)
+            started[name].set()
             *_, told[name] = lines
 
-    readers = [threading.Thread(target=read, args=(name,)) for name in STREAMS]
-    for reader in readers:
+    names = sorted(STREAMS, key=lambda name: name != "form")  # which takes long to begin
+    readers = [threading.Thread(target=read, args=(name,)) for name in names]
+    for name, reader in zip(names, readers, strict=True):
         reader.start()
-    ready.wait(PATIENCE)
+        if name == "form":
+            assert started[name].wait(PATIENCE)
+    assert all(one.wait(PATIENCE) for one in started.values())
     seen = Seen(ENDING, SAME)
     running.process.send_signal(signal.SIGTERM)
     for reader in readers:

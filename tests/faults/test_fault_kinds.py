@@ -54,7 +54,7 @@ def case(kind: Kind) -> object:
     return pytest.param(kind, id=kind.name, marks=[*rare, *([pytest.mark.slow] * kind.slow)])
 
 
-@pytest.mark.parametrize("kind", map(case, KINDS))
+@pytest.mark.parametrize("kind", [case(kind) for kind in KINDS])
 def test_a_fault_is_told_as_the_list_says_and_over_in_its_time(
     kind: Kind, request: pytest.FixtureRequest
 ) -> None:
