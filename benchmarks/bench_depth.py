@@ -27,6 +27,7 @@ from typing import Any
 
 from freewheel import LLM, SamplingParams
 from freewheel.config import AUTO_DEPTHS
+from freewheel.engine.session import Session
 from freewheel.host import DepthPolicy
 from freewheel.spec import StepShape
 
@@ -117,8 +118,9 @@ def engine(depth: int | str) -> LLM:
 
 def use(llm: LLM, policy: DepthPolicy | None) -> None:
     """Have `policy` choose from here on."""
-    llm._policy = policy
-    llm._session = type(llm._session)(llm._new_scheduler, llm.executor)
+    parts = llm._parts
+    parts.policy = policy
+    parts.session = Session(parts.new_scheduler, llm.executor)
 
 
 def measured(llm: LLM, one: Piece, spent: Spent) -> list[tuple[int, ...]]:
@@ -164,13 +166,19 @@ def compared(
 
 def run(repeats: int, tokens: int) -> Iterator[dict[str, Any]]:
     """One row for each trace."""
-    plain, chooser = engine(0), engine("auto")
-    engines: dict[int | str, tuple[LLM, DepthPolicy | None]] = {"none": (plain, None)}
-    engines |= {d: (chooser, FixedDepth(AUTO_DEPTHS, d, 4)) for d in AUTO_DEPTHS}
-    engines["auto"] = chooser, chooser._policy
+    engines = every_engine()
     turns = [traces(tokens, turn) for turn in range(repeats)]
     for name in turns[0]:
         yield compared(name, [one for turn in turns for one in turn[name]], engines)
+
+
+def every_engine() -> dict[int | str, tuple[LLM, DepthPolicy | None]]:
+    """By how it drafts: without a drafter, at each depth, and as its policy chooses."""
+    plain, chooser = engine(0), engine("auto")
+    engines: dict[int | str, tuple[LLM, DepthPolicy | None]] = {"none": (plain, None)}
+    engines |= {d: (chooser, FixedDepth(AUTO_DEPTHS, d, 4)) for d in AUTO_DEPTHS}
+    engines["auto"] = chooser, chooser._parts.policy
+    return engines
 
 
 def main() -> None:

@@ -68,7 +68,7 @@ class LaggingEngine(PoisonedEngine):
 def use(llm: LLM, policy: DepthPolicy) -> None:
     parts = llm._parts
     parts.policy = policy
-    parts.session = Session(parts._new_scheduler, llm.executor)
+    parts.session = Session(parts.new_scheduler, llm.executor)
 
 
 def erratic(folder: Path, seed: int, **options: Any) -> tuple[LLM, RandomDepths]:

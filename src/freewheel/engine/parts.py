@@ -29,7 +29,7 @@ class Parts:
         self._config, self._tokenizer, self._alarm = config, tokenizer, alarm
         self.built: Built = build(config, progress, tokenizer_size=tokenizer.size)
         self.policy = _policy_of(self.built.ladder, config.run_ahead)
-        self.session = Session(self._new_scheduler, self.built.executor)
+        self.session = Session(self.new_scheduler, self.built.executor)
         vocabulary = tokenizer.token_bytes(self.built.spec.vocab_size)
         self.compiler = Compiler(vocabulary, config.grammar_seconds)
         self.guides = GuideDesk(vocabulary, config.grammar_seconds)
@@ -53,7 +53,7 @@ class Parts:
                 stack.callback(self._encoding.close)
             stack.callback(self.session.end)
 
-    def _new_scheduler(self) -> Scheduler | Fleet:
+    def new_scheduler(self) -> Scheduler | Fleet:
         """Of every copy of the model."""
         disks = disk_indexes(self._config, self.built.executor)
         copies = [self._new_copy(disk) for disk in disks]
