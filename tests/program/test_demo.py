@@ -102,6 +102,20 @@ def test_a_chat_answers_as_its_prompt_does() -> None:
     assert one.reasoning is None
 
 
+def test_a_turn_that_was_begun_goes_on_as_it_would_have() -> None:
+    demo = LLM("demo", dtype="float64")
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    params = SamplingParams(temperature=0, max_tokens=24)
+    (whole,) = demo.chat(question, params)
+    begun = "The capital of"
+    assert whole.text.startswith(begun)
+    turns = [*question, {"role": "assistant", "content": begun}]
+    (rest,) = demo.chat(turns, params, continue_final_message=True)
+    assert whole.text.startswith(begun + rest.text) or rest.text.startswith(
+        whole.text[len(begun) :]
+    )
+
+
 def test_thoughts_are_no_part_of_an_answer_in_a_chat() -> None:
     demo = LLM("demo", dtype="float64")
     question = [{"role": "user", "content": "What is the capital of France?"}]

@@ -263,8 +263,6 @@ def test_a_misspelt_field_is_told_those_of_its_own_place(
 
 
 USUAL = {
-    "add_generation_prompt": True,
-    "continue_final_message": False,
     "separate_reasoning": True,
     "stream_reasoning": True,
     "include_reasoning": True,

@@ -4,27 +4,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from freewheel.chat import deepseek_v32
+from freewheel.chat.continued import Render, continuing
 from freewheel.chat.dsml import DSML, DsmlParser
 from freewheel.chat.glm import CALL, KEY, TOKENS, GlmParser
 from freewheel.chat.markup import Parser
-from freewheel.chat.pieces import NO_THINK, THINK, Piece, Vocabulary, ids_of
+from freewheel.chat.pieces import GOES_ON, NO_THINK, THINK, Piece, Vocabulary, ids_of
 from freewheel.chat.renderer import Renderer
-from freewheel.chat.turns import Ask, Message, Tool, checked
+from freewheel.chat.turns import Ask, Message, Tool, checked, open_turn
 from freewheel.errors import CheckpointError, RequestError, UnsupportedModel
 
 MAX_TEMPLATE = 1 << 20
 """Bytes of a chat template."""
 
 PLAIN = Ask()
-
-Render = Callable[[Sequence[Message], Ask], list[Piece]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,8 @@ class Prompt:
     """Ids that ask for the next turn.
 
     `end_of_thought`: the token that ends thinking, if the prompt opens thinking or leaves it to the
-    model; in the latter case `start_of_thought` opens it, as the first token of the answer.
+    model; in the latter case `start_of_thought` opens it, as the first token of the answer. A
+    prompt that goes on with a turn's text has both behind it.
     """
 
     ids: list[int]
@@ -83,10 +83,11 @@ class Chat:
         return self._renderer is None
 
     def prompt(self, messages: Sequence[Message], ask: Ask = PLAIN) -> Prompt:
-        """The prompt for the next turn. May take a while: a process renders some of them.
+        """The prompt for the next turn, or for the rest of the last (`ask.continues`).
 
-        Raises RequestError for turns or wishes that the encoding does not have, UnsupportedModel
-        if the tokenizer lacks a control token or a library is not installed.
+        May take a while: a process renders some of them. Raises RequestError for turns or wishes
+        that the encoding does not have, UnsupportedModel if the tokenizer lacks a control token or
+        a library is not installed.
         """
         if ask.tools and self.markup is None:
             raise RequestError("tools", "this model's chat template has no markup known here")
@@ -94,6 +95,9 @@ class Chat:
         start, end = map(self._vocabulary.token_id, (THINK, NO_THINK))
         if start is None or end is None or ids[-1:] == [end]:
             return Prompt(ids)
+        if ask.continues:
+            marks = [one for one in ids if one in (start, end)]
+            return Prompt(ids, end) if marks[-1:] == [start] else Prompt(ids)
         return Prompt(ids, end, None if ids[-1:] == [start] else start)
 
     def parser(self, tools: Sequence[Tool], at_most: int | None = None) -> Parser | None:
@@ -122,10 +126,11 @@ def open_chat(folder: Path, family: str, vocabulary: Vocabulary) -> Chat:
     if sources:
         return _by_template(sources, config, vocabulary)
     if family == "deepseek_v32":
-        return Chat(vocabulary, deepseek_v32.render, V32_MARKUP)
+        return Chat(vocabulary, continuing(deepseek_v32.render), V32_MARKUP)
     if family == "deepseek_v4":
         renderer = Renderer({"kind": "deepseek_v4"})
-        return Chat(vocabulary, partial(_by_recipe, renderer), V4_MARKUP, renderer)
+        render = continuing(partial(_by_recipe, renderer))
+        return Chat(vocabulary, render, V4_MARKUP, renderer)
     raise UnsupportedModel(
         f"chat: {folder} has no chat template (chat_template.jinja, or chat_template in its "
         f"tokenizer_config.json), and no encoding is built in for {family!r}; add the template, "
@@ -170,12 +175,16 @@ def _by_template(
 
 def _for_template(messages: Sequence[Message], ask: Ask, template: str) -> dict[str, Any]:
     """What a template is given, by the names that transformers uses."""
+    last = [open_turn(messages)] if ask.continues else []
+    turns = [*checked(messages[: len(messages) - len(last)]), *last]
     found: dict[str, Any] = {
-        "messages": [_turn(one) for one in checked(messages)],
-        "add_generation_prompt": True,
+        "messages": [_turn(one) for one in turns],
+        "add_generation_prompt": not ask.continues,
         "enable_thinking": ask.thinking,
         "thinking": ask.thinking,
     }
+    if ask.continues:
+        found[GOES_ON] = True
     if ask.tools:
         tools = [tool.as_function() for tool in ask.tools]
         found["tools"] = [{"type": "function", "function": tool} for tool in tools]

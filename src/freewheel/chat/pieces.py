@@ -11,6 +11,9 @@ from freewheel.errors import UnsupportedModel
 THINK, NO_THINK = "<think>", "</think>"
 """What opens thinking and what ends it, in every family here."""
 
+GOES_ON = "continue_final_message"
+"""Among what a template is given, if the prompt is to end where the last turn does so far."""
+
 Piece = tuple[str, bool]
 """(text, whether it is one control token)."""
 

@@ -17,13 +17,16 @@ from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from freewheel.chat.pieces import Piece
+from freewheel.chat.pieces import GOES_ON, Piece
 
 MAX_PROMPT = 1 << 24
 """Characters of a rendered prompt."""
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 """Noncharacters: no text needs them. Text that has them all the same is marked as well."""
+
+_HERE = _OPEN + _CLOSE
+"""Where a prompt ends that goes on with its last turn. No mark of a control token is like it."""
 
 
 class Refusal(ValueError):
@@ -96,6 +99,10 @@ class Template:
             name: self._unmarked.data(value) if name in ("messages", "tools") else value
             for name, value in given.items()
         }
+        goes_on = given.get(GOES_ON, False)
+        if goes_on:
+            turn = data["messages"][-1]
+            turn["content" if turn["content"] else "reasoning_content"] += _HERE
         try:
             for part in self._templates[named].generate(data):
                 parts.append(part)
@@ -115,7 +122,18 @@ class Template:
             raise Refusal(
                 f"the model's chat template fails on this conversation: {kind}: {error}"
             ) from error
-        return list(self._unmarked.pieces("".join(parts)))
+        prompt = "".join(parts)
+        return list(self._unmarked.pieces(_until_here(prompt) if goes_on else prompt))
+
+
+def _until_here(prompt: str) -> str:
+    """What is before the end of the turn that goes on. Raises Refusal if that cannot be told."""
+    before, *behind = prompt.split(_HERE)
+    if len(behind) != 1:
+        raise Refusal(
+            "the model's chat template does not write the last turn, which is to go on, as it is"
+        )
+    return before
 
 
 _FAULTS = (

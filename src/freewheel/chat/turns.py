@@ -69,13 +69,30 @@ class Ask:
     """What the next turn may do.
 
     `effort` None: the encoding's own default. `keep_thoughts` None: the encoding's own rule for
-    thoughts of earlier turns; a value is for encodings that let one choose.
+    thoughts of earlier turns; a value is for encodings that let one choose. `continues`: the last
+    message is the model's own, and what is asked for is the rest of it.
     """
 
     thinking: bool = False
     effort: Effort | None = None
     tools: tuple[Tool, ...] = ()
     keep_thoughts: bool | None = None
+    continues: bool = False
+
+
+def open_turn(messages: Sequence[Message]) -> Message:
+    """The last turn, if it can go on.
+
+    Raises RequestError if it is not the model's own, is empty, or has called tools already.
+    """
+    last = messages[-1] if messages else None
+    if last is None or last.role != "assistant":
+        raise RequestError("messages", "must end with an assistant turn, for that is to go on")
+    if last.calls:
+        raise RequestError("messages", "the last turn is to go on, but it ends in calls of tools")
+    if not last.content and not last.reasoning:
+        raise RequestError("messages", "the last turn is to go on, but it is empty")
+    return last
 
 
 def checked(messages: Sequence[Message]) -> list[Message]:
@@ -85,7 +102,9 @@ def checked(messages: Sequence[Message]) -> list[Message]:
     each call has exactly one result before anything else is said.
     """
     if not messages or messages[-1].role not in ("user", "tool"):
-        raise RequestError("messages", "must end with a user turn or a tool's result")
+        own = bool(messages) and messages[-1].role == "assistant"
+        hint = "; continue_final_message goes on with the model's own" if own else ""
+        raise RequestError("messages", f"must end with a user turn or a tool's result{hint}")
     found: list[Message] = []
     at = 0
     while at < len(messages):

@@ -206,17 +206,20 @@ class LLM:
         *,
         thinking: bool = False,
         effort: Effort | None = None,
+        continue_final_message: bool = False,
         cache_salt: str = "",
     ) -> list[Output]:
         """The next turn of a conversation, or of each of several, in order.
 
         `messages`: turns such as `{"role": "user", "content": "Hello"}`; `thinking`: the model may
         think first, and `effort` how much; its thoughts are the output's `reasoning`, not part of
-        its text. Raises what `generate` raises, RequestError for turns that the model's encoding
+        its text. `continue_final_message`: the last turn is the model's own, and the answer is the
+        rest of it. Raises what `generate` raises, RequestError for turns that the model's encoding
         does not have, and UnsupportedModel if there is none.
         """
         encoding = self._parts.encoding
-        ask = Ask(thinking or effort is not None, effort)
+        thinks = thinking or effort is not None
+        ask = Ask(thinks, effort, continues=continue_final_message)
         asked = [messages_of(turns) for turns in conversations(messages)]
         prompts = [encoding.prompt(turns, ask) for turns in asked]
         outputs = self.generate([one.ids for one in prompts], params, cache_salt=cache_salt)

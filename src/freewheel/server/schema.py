@@ -88,8 +88,6 @@ class Sampling(Strict):
 class Usual(Strict):
     """What clients of vLLM and of SGLang send with every chat: the only value that there is."""
 
-    add_generation_prompt: Literal[True] | None = None
-    continue_final_message: Literal[False] | None = None
     separate_reasoning: Literal[True] | None = None
     stream_reasoning: Literal[True] | None = None
     include_reasoning: Literal[True] | None = None

@@ -67,6 +67,32 @@ class ChatMessage(Strict):
     function_call: None = None
     tool_calls: Annotated[list[CalledTool], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: ShortText | None = None
+    prefix: bool | None = Field(
+        default=None,
+        description="DeepSeek's, of the last turn, an assistant's: the answer is the rest of it. "
+        "The same as `continue_final_message`.",
+    )
+
+
+def continues(messages: Sequence[ChatMessage], wanted: bool | None, opens: bool | None) -> bool:
+    """Whether the answer goes on with the last turn; `wanted` and `opens` are vLLM's fields.
+
+    Raises ApiError 400 if that is said twice and not alike, or of another turn.
+    """
+    marked = [place for place, turn in enumerate(messages) if turn.prefix]
+    if any(place != len(messages) - 1 for place in marked):
+        field = f"messages.{marked[0]}.prefix"
+        raise ApiError(400, f"{field}: only the last turn can go on", param="messages")
+    if marked and wanted is False:
+        raise ApiError(
+            400, "continue_final_message: contradicts prefix of the last turn",
+            param="continue_final_message",
+        )  # fmt: skip
+    found = bool(marked or wanted)
+    if opens is not None and opens == found:
+        message = "add_generation_prompt: the opposite of continue_final_message; leave it out"
+        raise ApiError(400, message, param="add_generation_prompt")
+    return found
 
 
 class TemplateSettings(Strict):
@@ -91,14 +117,16 @@ class Talked(Usual):
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateSettings | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def calling(self) -> Calling:
         """The tools. Raises ApiError 400."""
         functions = [tool.function for tool in self.tools or []]
         return calling_of(functions, choice_of(self.tool_choice), self.parallel_tool_calls)
 
-    def ask(self, calling: Calling) -> Ask:
-        """What the encoding is asked for. Thinking is off unless asked for."""
+    def ask(self, calling: Calling, messages: Sequence[ChatMessage]) -> Ask:
+        """What the encoding is asked for. Thinking is off unless asked for. Raises ApiError 400."""
         settings = self.chat_template_kwargs or TemplateSettings()
         effort = None if self.reasoning_effort == "none" else self.reasoning_effort
         said = [one for one in (settings.thinking, settings.enable_thinking) if one is not None]
@@ -108,6 +136,7 @@ class Talked(Usual):
             effort=effort,
             tools=calling.offered,
             keep_thoughts=None if clear is None else not clear,
+            continues=continues(messages, self.continue_final_message, self.add_generation_prompt),
         )
 
 
@@ -140,7 +169,9 @@ async def chat_completions(body: ChatRequest, serving: Served) -> Response:
     structure = structure_of(body.structured_outputs, body.response_format)
     structure = serving.hold(calling, structure, body.thinking_token_budget is not None)
     params = sampling_params(body, limit, {"logprobs": _logprobs(body)}, structure)
-    talk = await serving.converse(as_messages(body.messages), body.ask(calling), calling)
+    talk = await serving.converse(
+        as_messages(body.messages), body.ask(calling, body.messages), calling
+    )
     field_name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
     serving.check_room(talk.ids, limit, f"messages {field_name}")
     handing = handing_of(body, serving)

@@ -79,6 +79,7 @@ async def _conversation(body: Asked, serving: Serving, calling: Calling) -> Talk
         thinking=thinking is not None and thinking.type != "disabled",
         effort=None if body.output_config is None else body.output_config.effort,
         tools=calling.offered,
+        continues=body.messages[-1].role == "assistant",
     )
     return await serving.converse([*system, *turns], ask, calling)
 

@@ -49,7 +49,8 @@ async def tokenize(body: TokenizeRequest, serving: Served) -> Response:
         raise ApiError(400, "prompt: give either prompt or messages", param="prompt")
     if body.messages is not None:
         calling = body.calling()
-        talk = await serving.converse(as_messages(body.messages), body.ask(calling), calling)
+        ask = body.ask(calling, body.messages)
+        talk = await serving.converse(as_messages(body.messages), ask, calling)
         ids = talk.ids
     elif body.add_special_tokens:
         ids = await serving.encode(body.prompt or "")
