@@ -250,3 +250,22 @@ def test_files_that_one_rank_lost_or_finds_damaged_are_computed_anew(
     settle(another)
     conserves(another)
     let_go(another)
+
+
+def test_one_process_has_the_folder_that_ranks_had_and_they_have_it_again(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also where the ranks made it. Each finds what is its own."""
+    gather(TP)
+    prompts, one = turns(2, CONTEXT - 16), alone(folders["t32"], 0)
+    wanted = tokens(one, prompts, GREEDY)
+    place = tmp_path / "new" / "blocks"
+    own: dict[str, Any] = {"disk_cache_gb": 0.05, "disk_cache_dir": str(place)}
+    for turn, mesh in enumerate((TP, {}, TP, {})):
+        llm = small(one, mesh, **own)
+        load = TokenEngine(llm).load()
+        assert load.disk is not None and bool(load.disk.used) == (turn > 1)
+        assert tokens(llm, prompts, GREEDY) == wanted
+        settle(llm)
+        llm.close()
+        assert place.stat().st_mode & 0o077 == 0

@@ -295,6 +295,24 @@ def test_a_store_gives_back_what_it_took_and_to_its_own_kind_alone(tmp_path: Pat
     assert FileStore(tmp_path / "blocks", b"another", 512).scan() == []
 
 
+def test_what_is_being_written_is_there_when_the_folder_is_read(tmp_path: Path) -> None:
+    """An error in a round reads it anew, while files come and go."""
+    store, slot, go = FileStore(tmp_path, b"one", 512), memoryview(bytes(512)), threading.Event()
+    old, new = (Filed(bytes([n]) * 16, NO_KEY, True) for n in (1, 2))
+    store.start(Transfer(1, Way.DOWN, (BlockCopy(0, 0, (), old),)), lambda _: slot)
+    assert store.scan() == [old]
+    store._thread.submit(go.wait)
+    down = Transfer(2, Way.DOWN, (BlockCopy(0, 0, (), new),), gone=(old.key,))
+    store.start(down, lambda _: slot)
+    found = list[list[Filed]]()
+    reader = threading.Thread(target=lambda: found.append(store.scan()))
+    reader.start()
+    reader.join(0.1)
+    go.set()
+    reader.join()
+    assert found == [[new]]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -33,7 +33,7 @@ from freewheel.models.load import Stock, has_mtp_weights, take_stock
 from freewheel.ops import kernels_lack, load_kernels
 from freewheel.runtime.describe import describe
 from freewheel.runtime.executor import Executor
-from freewheel.runtime.files import FileStore, retire
+from freewheel.runtime.files import FileStore, folder_of_rank, retire
 from freewheel.runtime.identity import cache_identity
 from freewheel.runtime.parallel import Alone, Channel, Follower, Peers, assemble
 from freewheel.runtime.rehearsal import open_device
@@ -158,7 +158,7 @@ def open_files(
     place = disk_cache_folder(config, decisions)
     if not mesh.alone:
         told += (mesh.tp, mesh.dp, mesh.experts_whole)  # sums over ranks round by their number
-        place /= f"rank-{mesh.rank}"
+        place = folder_of_rank(place, mesh.rank)
     if mesh.rank:
         retire(place)
     store = FileStore(place, cache_identity(folder.path, groups, told), size)

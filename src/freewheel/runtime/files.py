@@ -75,8 +75,12 @@ class FileStore:
         return HEADER_BYTES + self.size
 
     def scan(self) -> list[Filed]:
-        """What lies in the folder, the least recently used first. Other files of ours are
-        removed."""
+        """What lies in the folder once all is done that is under way, the least recently used
+        first. Other files of ours are removed."""
+        return self._thread.submit(self._scan).result()
+
+    def _scan(self) -> list[Filed]:
+        """In the thread: nothing comes or goes meanwhile."""
         found: list[tuple[float, Filed]] = []
         for path in self.folder.iterdir():
             if path.suffix == _UNFINISHED:
@@ -194,6 +198,16 @@ class FileStore:
         if way is Way.DOWN and not self._warned:
             self._warned = True
             log.error("blocks cannot be written to %s: %s", self.folder, error)
+
+
+def folder_of_rank(place: Path, rank: int) -> Path:
+    """A folder in `place`, which is made if need be, for its owner alone: one process may have
+    `place` itself later. Raises ConfigError if it cannot be made."""
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"disk_cache_dir: {place} cannot be used: {error}") from error
+    return place / f"rank-{rank}"
 
 
 def retire(folder: Path) -> None:
