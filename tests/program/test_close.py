@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from freewheel import LLM, SamplingParams
 from freewheel.errors import ClosedError, FreewheelError
 from freewheel.runtime.parallel.crew import LocalCrew, assemble, dismiss
+from tests.waiting import PATIENCE
 
 SMALL: dict[str, Any] = {"chunk": 16, "context_len": 512, "max_batch": 2}
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
@@ -111,6 +113,27 @@ def test_a_stream_that_is_under_way_ends_with_a_clear_error_and_holds_no_memory(
     another = small().stream("a", GREEDY)
     next(another)
     another.close()
+
+
+def test_another_thread_s_stream_ends_with_a_clear_error() -> None:
+    went_on, errors = threading.Event(), list[BaseException]()
+
+    def read(llm: LLM) -> None:
+        try:
+            for _ in llm.stream("Emma was", SamplingParams(temperature=0, max_tokens=500)):
+                went_on.set()
+        except BaseException as error:
+            errors.append(error)
+
+    for _ in range(3):
+        llm = small()
+        reader = threading.Thread(target=read, args=(llm,))
+        reader.start()
+        assert went_on.wait(PATIENCE)
+        llm.close()
+        reader.join()
+        went_on.clear()
+    assert [type(error) for error in errors] == [ClosedError] * 3
 
 
 def test_ranks_end_with_the_last_engine_that_they_serve() -> None:

@@ -42,7 +42,7 @@ ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
 
 
 class LLM:
-    """One model, loaded, with its caches and graphs. Not thread-safe.
+    """One model, loaded, with its caches and graphs. Not thread-safe, but for `close`.
 
     `model` is a folder in Hugging Face layout or the name of a shipped model; options are the
     fields of EngineConfig. Raises ConfigError, or CheckpointError for an unusable folder.
@@ -74,7 +74,8 @@ class LLM:
 
     def close(self) -> None:
         """End what is under way and give back all that the engine took: the device's memory, that
-        of cached prefixes, and its processes. Again: nothing. Anything else raises ClosedError.
+        of cached prefixes, and its processes. Again: nothing. Anything else raises ClosedError,
+        streams that other threads read too.
 
         What it keeps in files stays there.
         """

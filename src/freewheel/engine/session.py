@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ class Live:
 
 
 class Session:
-    """Not thread-safe: one thread adds, takes and aborts.
+    """Not thread-safe: one thread adds, takes and aborts. Another may end all, or drop a reader.
 
     Any number of requests may be under way for any number of readers. Whoever waits for a chunk
     drives the rounds, which serve all; what comes for others waits for them.
@@ -47,6 +48,7 @@ class Session:
         self.timeline = Timeline()
         self._had = 0.0  # when the last letter was here
         self._over = False
+        self._turn = threading.RLock()  # of whoever changes something
 
     @property
     def scheduler(self) -> Scheduler | Fleet:
@@ -100,8 +102,11 @@ class Session:
 
     def close(self, request_ids: list[str]) -> None:
         """Abort those that have not ended; once none is left, read the letters still under way."""
-        if self._over:
-            return
+        with self._turn:
+            if not self._over:
+                self._abort(request_ids)
+
+    def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self._scheduler.abort(request_id)
             self._live.pop(request_id, None)
@@ -115,11 +120,12 @@ class Session:
 
     def end(self) -> None:
         """Abort all, and read the letters still under way. Nothing more is served."""
-        with suppress(RankError):  # what was under way is lost with the rank
-            self.close(list(self._live))
-        self._over = True
-        self._scheduler.lose()  # if a letter was lost
-        self._live.clear()
+        with self._turn:  # a round of another thread's is over
+            with suppress(RankError):  # what was under way is lost with the rank
+                self.close(list(self._live))
+            self._over = True
+            self._scheduler.lose()  # if a letter was lost
+            self._live.clear()
 
     def ended(self, live: Live) -> bool:
         """Its last chunk is here, or it was lost."""
@@ -130,15 +136,16 @@ class Session:
 
         Raises ClosedError after `end`.
         """
-        if self._over:
-            raise ClosedError("the engine was closed")
-        whole = False
-        try:
-            self._advance()
-            whole = True
-        finally:
-            if not whole:
-                self._start_anew()
+        with self._turn:
+            if self._over:
+                raise ClosedError("the engine was closed")
+            whole = False
+            try:
+                self._advance()
+                whole = True
+            finally:
+                if not whole:
+                    self._start_anew()
 
     def _advance(self) -> None:
         """Launch a round if one can be, read a letter if one is due."""
