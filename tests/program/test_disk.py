@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from freewheel.spec.transfer import BlockCopy, Transfer
 from tests.program.test_schedules import CONTEXT, tight
 from tests.program.test_tier import TierSchedule, turns
 from tests.program.whitebox import engine
+from tests.waiting import PATIENCE, wait_for
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 BOTH = pytest.mark.parametrize("family", ["t32", "t4"])
@@ -311,6 +314,34 @@ def test_what_is_being_written_is_there_when_the_folder_is_read(tmp_path: Path) 
     go.set()
     reader.join()
     assert found == [[new]]
+    store.close()
+
+
+def test_a_store_that_is_dropped_while_it_writes_leaves_the_folder_to_others(
+    tmp_path: Path,
+) -> None:
+    """The thread is then the last that has it."""
+    store, go = FileStore(tmp_path / "blocks", b"one", 512), threading.Event()
+
+    def slot(number: int) -> memoryview:
+        assert go.wait(PATIENCE) and number == 0
+        return memoryview(bytes(512))
+
+    filed = Filed(b"k" * 16, NO_KEY, True)
+    store.start(Transfer(1, Way.DOWN, (BlockCopy(0, 0, (), filed),)), slot)
+    gone = weakref.ref(store)
+    del store
+    assert gone() is not None
+    go.set()
+
+    def another() -> FileStore | None:
+        with suppress(ConfigError):
+            return FileStore(tmp_path / "blocks", b"one", 512)
+        return None
+
+    found = wait_for("an end of the first", another)
+    assert found.scan() == [filed]
+    found.close()
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -238,7 +239,8 @@ def _own(folder: Path) -> int:
 
 
 def _let_go(thread: ThreadPoolExecutor, lock: int) -> None:
-    thread.shutdown(wait=True)
+    with suppress(RuntimeError):  # in that very thread, where the last of its work ended
+        thread.shutdown(wait=True)
     os.close(lock)
 
 
