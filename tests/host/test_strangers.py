@@ -171,3 +171,9 @@ def test_a_post_outlives_whoever_knocks(post: Post) -> None:
         return None
 
     assert wait_for("an answer", answer)["pieces"][0]["slot"] == 2
+
+
+def test_a_reader_whose_time_is_over_is_still_told_why() -> None:
+    settings = WireSettings(port=0, seconds=0.1)
+    with closing(Post(TcpWire(Slots()), "layout", settings, _nothing)) as post:
+        assert told(post, "empty") == {"refused": "no such prompt was computed in time"}

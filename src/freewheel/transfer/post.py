@@ -18,6 +18,9 @@ from freewheel.transfer.wire import Wire
 LINGER = 1.0
 """Seconds for the reader to close the connection itself, once it has what it wanted."""
 
+TELLING = 1.0
+"""Seconds beyond a reader's time in which it can still be told that its prompt did not come."""
+
 MOST_READERS = 256
 """Connections at one time; who comes on top is turned away, and computes."""
 
@@ -113,7 +116,7 @@ class Post:
             if not self._places.acquire(blocking=False):
                 sock.close()
                 continue
-            until = time.monotonic() + self._seconds
+            until = time.monotonic() + self._seconds + TELLING
             attend = threading.Thread(target=self._attend, args=(sock, until), daemon=True)
             attend.start()
 
@@ -164,7 +167,7 @@ class Post:
                     return self._parcels[room]
                 if room in self._refused:
                     return self._refused[room][0]
-                left = line.until - time.monotonic()
+                left = line.until - TELLING - time.monotonic()
                 if left <= 0:
                     return "no such prompt was computed in time"
                 self._changed.wait(left)
