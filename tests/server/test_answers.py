@@ -145,6 +145,20 @@ def test_what_is_no_call_is_content_whole(script: Script, said: str) -> None:
     assert chat(script) == {"thoughts": "", "content": said, "calls": [], "finish": "stop"}
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "ping"}}])
+def test_an_answer_held_to_calls_shows_no_markup_wherever_it_is_cut(
+    script: Script, choice: Any
+) -> None:
+    for end in range(1, len(BLOCK), 9):
+        script.script(BLOCK[:end], FinishReason.LENGTH)
+        found = chat(script, tool_choice=choice)
+        assert (found["content"], found["finish"]) == ("", "length")
+    script.script(BLOCK[: BLOCK.index('="true"')], FinishReason.LENGTH)
+    body = {"tools": CLAUDE_TOOLS, "tool_choice": {"type": "any"}, "max_tokens": 9}
+    message = script.post("/v1/messages", messages=ASKED, **body).json()
+    assert message["content"] == [{"type": "text", "text": ""}]
+
+
 def test_without_tools_nothing_is_markup(script: Script) -> None:
     script.script(BLOCK)
     for body in ({"tool_choice": "none"}, {"tools": []}):

@@ -25,9 +25,15 @@ _KINDS = ('" string="true">', '" string="false">')
 class DsmlParser(Parser):
     """Reads blocks called `block`."""
 
-    def __init__(self, block: str, tools: Sequence[Tool], at_most: int | None = None) -> None:
+    def __init__(
+        self,
+        block: str,
+        tools: Sequence[Tool],
+        at_most: int | None = None,
+        only_calls: bool = False,
+    ) -> None:
         opening = f"<{DSML}{block}>"
-        super().__init__((f"\n\n{opening}", opening), tools, at_most)
+        super().__init__((f"\n\n{opening}", opening), tools, at_most, only_calls)
         self._end_of_block = f"</{DSML}{block}>"
         self._headers = tuple(f'{name}">' for name in self._tools)
         self._before = 0  # calls that had ended when this block began

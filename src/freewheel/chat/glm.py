@@ -27,8 +27,10 @@ TOKENS = (CALL, END_OF_CALL, KEY, END_OF_KEY, VALUE, END_OF_VALUE)
 class GlmParser(Parser):
     """Reads `<tool_call>` elements."""
 
-    def __init__(self, tools: Sequence[Tool], at_most: int | None = None) -> None:
-        super().__init__((f"\n{CALL}", CALL), tools, at_most)
+    def __init__(
+        self, tools: Sequence[Tool], at_most: int | None = None, only_calls: bool = False
+    ) -> None:
+        super().__init__((f"\n{CALL}", CALL), tools, at_most, only_calls)
         self._key = ""
 
     def _open(self) -> Callable[[], bool]:

@@ -58,12 +58,17 @@ class Parser(ABC):
     """Reads one answer. Never raises for what the answer holds."""
 
     def __init__(
-        self, openings: Sequence[str], tools: Sequence[Tool], at_most: int | None = None
+        self,
+        openings: Sequence[str],
+        tools: Sequence[Tool],
+        at_most: int | None = None,
+        only_calls: bool = False,
     ) -> None:
-        """`openings`: what begins markup. `at_most` so many calls: behind them nothing is read."""
+        """`openings`: what begins markup. `at_most` so many calls: behind them nothing is read.
+        `only_calls`: the answer is held to calls, so that what is no call yet is no content."""
         self._openings = tuple(openings)
         self._tools = {tool.name: tool for tool in tools}
-        self._at_most = at_most
+        self._at_most, self._only_calls = at_most, only_calls
         self._held = ""  # text not understood yet
         self._raw = ""  # markup read since something was told of it
         self._events: list[Event] = []
@@ -217,7 +222,7 @@ class Parser(ABC):
             self._events.append(CallDelta(self.calls - 1, text))
 
     def _say(self, text: str) -> None:
-        if text:
+        if text and not self._only_calls:
             self._events.append(Content(text))
 
     def _told(self) -> list[Event]:

@@ -37,11 +37,13 @@ class Markup:
     block: str
     tokens: tuple[str, ...]
 
-    def parser(self, tools: Sequence[Tool], at_most: int | None = None) -> Parser:
-        """For one answer."""
+    def parser(
+        self, tools: Sequence[Tool], at_most: int | None = None, only_calls: bool = False
+    ) -> Parser:
+        """For one answer, which with `only_calls` is held to calls."""
         if self.kind == "glm":
-            return GlmParser(tools, at_most)
-        return DsmlParser(self.block, tools, at_most)
+            return GlmParser(tools, at_most, only_calls)
+        return DsmlParser(self.block, tools, at_most, only_calls)
 
 
 V32_MARKUP = Markup("dsml", deepseek_v32.BLOCK, (DSML,))
@@ -100,9 +102,11 @@ class Chat:
             return Prompt(ids, end) if marks[-1:] == [start] else Prompt(ids)
         return Prompt(ids, end, None if ids[-1:] == [start] else start)
 
-    def parser(self, tools: Sequence[Tool], at_most: int | None = None) -> Parser | None:
-        """What reads an answer that may call `tools`; None if it may call nothing."""
-        return self.markup.parser(tools, at_most) if tools and self.markup else None
+    def parser(
+        self, tools: Sequence[Tool], at_most: int | None = None, only_calls: bool = False
+    ) -> Parser | None:
+        """What reads an answer that may, or must, call `tools`; None if it may call nothing."""
+        return self.markup.parser(tools, at_most, only_calls) if tools and self.markup else None
 
     @property
     def markup_ids(self) -> frozenset[int]:
