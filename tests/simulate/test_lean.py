@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from freewheel.config import EngineConfig
-from freewheel.errors import FreewheelError
+from freewheel.errors import ConfigError, FreewheelError
 from freewheel.simulate import Call, Outcome, Replay, RoundCost, Simulation, Trace, simulation
 from freewheel.simulate.lean import Stride
 
@@ -99,6 +99,34 @@ def test_so_it_is_where_rows_lose_their_pages_to_others(run_ahead: int) -> None:
     plan = simulation(config, trace, (0.8, 0.5), RoundCost(), 20)
     every, lean = (Replay(plan, trace, every_round=one).run() for one in (True, False))
     assert every == lean and every.preemptions > 10
+
+
+def of_depth(depth: int, shares: tuple[float, ...]) -> tuple[Outcome, Outcome]:
+    """Every round planned, and not."""
+    trace = Trace(tuple(Call(n / 4, 100 + n, 200, (n,)) for n in range(12)))
+    config = EngineConfig(
+        model=str(CONFIGS / "v32_tp8shard.json"),
+        load_format="dummy",
+        speculate=depth,
+        max_batch=4,
+        context_len=1024,
+    )
+    plan = simulation(config, trace, shares, RoundCost(), 100)
+    return Replay(plan, trace, every_round=True).run(), Replay(plan, trace).run()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_shares_of_more_drafts_than_are_made_count_for_nothing(depth: int) -> None:
+    shares = (0.8, 0.6, 0.45)
+    every, lean = of_depth(depth, shares)
+    assert every == lean == of_depth(depth, shares[:depth])[1]
+    expected = 8e-3 / (1 + sum(shares[:depth]))  # of rounds that take 8 ms at least
+    assert expected < sum(lean.per_token) / len(lean.per_token) < 1.2 * expected
+
+
+def test_drafts_without_a_share_are_refused() -> None:
+    with pytest.raises(ConfigError, match="accept: 3 given for 4 drafts"):
+        of_depth(4, (0.8, 0.6, 0.45))
 
 
 @pytest.mark.exhaustive

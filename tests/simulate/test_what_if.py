@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ def test_each_run_is_what_the_command_says_of_it_alone(tmp_path: Path) -> None:
         for one in (run, alone):
             del one["replayed_in_seconds"], one["replayed_requests_per_second"]
         assert run == {name: alone[name] for name in run}
+
+
+def test_drafts_that_are_varied_change_the_figures(tmp_path: Path) -> None:
+    options = ("--vary", "speculate=0,1,2,3", "--pages", "unlimited")
+    times = [run["tpot_ms"]["p50"] for run in simulate(tmp_path / "trace", *options)["runs"]]
+    assert times[0] > 8 and all(fewer > 1.1 * more for fewer, more in pairwise(times))
 
 
 def test_a_line_stands_for_each_run(tmp_path: Path) -> None:

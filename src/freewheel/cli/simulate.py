@@ -40,7 +40,8 @@ HELP = (
     "A round takes --fixed-ms, and --token-us for each token of its rectangle, and --key-ns for "
     "each token behind its rows; decoding rounds take what --costs FILE measured (written by "
     "bench decode --json). --accept: the share of rounds in which the first draft is right, the "
-    "first two, and so on. --pages unlimited is the bound that no cache can beat.\n\n"
+    "first two, and so on; those beyond --speculate are not looked at. --pages "
+    "unlimited is the bound that no cache can beat.\n\n"
     "--vary max-batch=8,32 --vary speculate=0,3 replays once for each combination, and prints a "
     f"line of each: any of {', '.join(name.replace('_', '-') for name in VARIED)}."
 )

@@ -31,7 +31,8 @@ class Simulation:
     """An engine to be, on a machine to be.
 
     `pages[g]` counts scratch page 0. `acceptance[i]`: see `StubDevice`; the number of drafts is
-    `config.speculate`. Raises ConfigError for an acceptance that cannot be.
+    `config.speculate`, and shares of more are not looked at. Raises ConfigError for an acceptance
+    that cannot be, or has shares of fewer.
     """
 
     config: EngineConfig

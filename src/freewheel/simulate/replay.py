@@ -91,8 +91,10 @@ class Replay:
         self.now = 0.0
         self._plan, self._calls = plan, trace.calls
         self._script = Script(trace.block)
+        # of shares given for more drafts than are made, those beyond would count as right
+        shares = plan.acceptance[: plan.config.depth]
         self._device = StubDevice(
-            trace.calls, self._script, plan.acceptance, plan.cost, plan.context_len, plan.seed
+            trace.calls, self._script, shares, plan.cost, plan.context_len, plan.seed
         )
         self._lean = self.scheduler if isinstance(self.scheduler, LeanScheduler) else None
         if self._lean is not None:
