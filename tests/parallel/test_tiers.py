@@ -19,7 +19,7 @@ import pytest
 from freewheel import LLM, SamplingParams
 from freewheel.config import keep_to_loopback
 from freewheel.engine import TokenEngine
-from freewheel.errors import RankError
+from freewheel.errors import ConfigError, RankError
 from freewheel.host import Request
 from freewheel.memory import pages_wanted
 from freewheel.runtime.convoy import Convoy
@@ -223,6 +223,23 @@ def test_blocks_in_every_rank_s_files_come_back_after_a_restart(
     assert another.executor.host_reads() == [0, 0]
     conserves(another)
     another.close()
+
+
+def test_the_folder_of_several_ranks_is_as_closed_as_that_of_one(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    gather(TP)
+    one, place = alone(folders["t32"], 3), tmp_path / "new" / "blocks"
+    own = {"disk_cache_gb": 0.05, "host_cache_gb": 0.0005, "disk_cache_dir": str(place)}
+    small(one, TP, **own).close()
+    made = [place.parent, place, place / "rank-0", place / "rank-1"]
+    assert [folder.stat().st_mode & 0o777 for folder in made] == [0o700] * 4
+    place.chmod(0o755)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        small(one, TP, **own)
+    dismiss()
+    place.chmod(0o700)
+    small(one, {}, **own).close()  # what ranks made, one process may use
 
 
 def test_files_that_one_rank_lost_or_finds_damaged_are_computed_anew(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import weakref
@@ -18,7 +19,7 @@ from freewheel.engine import TokenEngine
 from freewheel.errors import ConfigError
 from freewheel.host import RequestState, TextStream
 from freewheel.host.disk import DiskMoves
-from freewheel.runtime.files import FileStore
+from freewheel.runtime.files import FileStore, make_private
 from freewheel.spec import Way
 from freewheel.spec.filed import NO_KEY, Filed
 from freewheel.spec.transfer import BlockCopy, Transfer
@@ -201,6 +202,27 @@ def test_the_folder_is_closed_to_others_and_has_one_engine(
     store_of(llm).close()
     with pytest.raises(ConfigError, match="chmod 700"):
         small(folders["t32"], place)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_every_folder_that_is_made_is_closed_to_others(tmp_path: Path, umask: int) -> None:
+    tmp_path.chmod(0o755)
+    former = os.umask(umask)
+    try:
+        make_private(tmp_path / "a" / "b" / "c")
+    finally:
+        os.umask(former)
+    made = [tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"]
+    assert [one.stat().st_mode & 0o777 for one in made] == [0o700] * 3
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_folder_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match="must be yours"):
+        make_private(tmp_path)
 
 
 def test_nobody_waits_for_a_file_to_be_written(folders: dict[str, Path], tmp_path: Path) -> None:

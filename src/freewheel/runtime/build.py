@@ -149,7 +149,7 @@ def open_files(
 ) -> FileStore | None:
     """Where blocks go below host memory: a folder of each rank's own, if there are several.
 
-    Raises ConfigError for less room than for one block.
+    Raises ConfigError for less room than for one block, and for a folder that is not ours alone.
     """
     if not sizes.host_slots or not config.disk_cache_gb:
         return None

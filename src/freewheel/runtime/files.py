@@ -202,12 +202,11 @@ class FileStore:
 
 
 def folder_of_rank(place: Path, rank: int) -> Path:
-    """A folder in `place`, which is made if need be, for its owner alone: one process may have
-    `place` itself later. Raises ConfigError if it cannot be made."""
-    try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"disk_cache_dir: {place} cannot be used: {error}") from error
+    """A folder in `place`, which is made if need be: one process may have `place` itself later.
+
+    Raises what `make_private` raises.
+    """
+    make_private(place)
     return place / f"rank-{rank}"
 
 
@@ -218,15 +217,28 @@ def retire(folder: Path) -> None:
             store.close()
 
 
-def _own(folder: Path) -> int:
-    """Make the folder if need be, for its owner alone, and lock it: a file descriptor."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.stat()
+def make_private(folder: Path) -> None:
+    """Make the folder and those above it, where they are missing, each for its owner alone.
+
+    Raises ConfigError if it cannot be made, is another user's, or is open to others.
+    """
+    try:
+        missing = [one for one in (folder, *folder.parents) if not one.exists()]
+        for one in reversed(missing):
+            one.mkdir(mode=0o700, exist_ok=True)  # `parents` would make those above by the umask
+        found = folder.stat()
+    except OSError as error:
+        raise ConfigError(f"disk_cache_dir: {folder} cannot be used: {error}") from error
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise ConfigError(
             f"disk_cache_dir: {folder} holds what users asked; it must be yours, and closed to "
             "others (chmod 700)"
         )
+
+
+def _own(folder: Path) -> int:
+    """Make the folder if need be, and lock it: a file descriptor."""
+    make_private(folder)
     lock = os.open(folder / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
