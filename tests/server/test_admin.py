@@ -134,10 +134,62 @@ def test_a_restart_ends_open_answers_and_brings_another_engine(operated: Operate
     assert after["restarts"] == before["restarts"] + 1 and after["pid"] != before["pid"]
 
 
-@pytest.mark.parametrize("body", [{"level": "loud"}, {}, {"level": "info", "more": 1}])
-def test_a_bad_order_changes_nothing(operated: Operated, body: dict[str, Any]) -> None:
-    assert operated.http.post("/log_level", json=body).status_code == 422
-    assert operated.order("/log_level", level="info") == {"level": "info"}
+ORDERS = ("GET /status", "POST /abort", "POST /flush_cache", "POST /drain", "POST /resume",
+          "POST /restart", "POST /log_level")  # fmt: skip
+FIELDS = {"POST /abort": ("ids", [1]), "POST /log_level": ("level", "loud")}
+
+
+def refusal(operated: Operated, order: str, content: bytes) -> dict[str, Any]:
+    response = operated.http.request(*order.split(), content=content)
+    assert response.status_code == 400, response.text
+    return response.json()["error"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_bad_order_is_told_its_field_and_the_fix_and_changes_nothing(
+    operated: Operated, order: str
+) -> None:
+    before = operated.status()
+    error = refusal(operated, order, b'{"more": 1}')
+    assert error["param"] == "more" and error["message"].startswith("more: is not a field")
+    field, wrong = FIELDS.get(order, ("", 0))
+    fix = f'{{"{field}":' if field else "this order has no fields"
+    assert fix in error["message"]
+    if field:
+        error = refusal(operated, order, json.dumps({field: wrong}).encode())
+        assert error["param"] == field and error["message"].startswith(f"{field}")
+        assert fix in error["message"] and "should" not in error["message"]
+    for content in (b"[]", b"5", b"{", b"\xff"):
+        assert refusal(operated, order, content)["message"].startswith("body: ")
+    assert operated.status() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"{}"])
+@pytest.mark.parametrize("order", ORDERS[:-1])
+def test_an_order_needs_no_body_and_no_content_type(
+    operated: Operated, order: str, content: bytes
+) -> None:
+    before = operated.status()["restarts"]
+    response = operated.http.request(*order.split(), content=content)
+    assert response.status_code == 200, response.text
+    if order.endswith("restart"):
+        operated.server.wait_for("a restart", lambda: operated.status()["restarts"] > before)
+        operated.server.wait_until_ready()
+    operated.order("/resume")
+
+
+def test_a_level_is_required_and_read_without_a_content_type(operated: Operated) -> None:
+    for content in (b"", b"{}"):
+        error = refusal(operated, "POST /log_level", content)
+        assert error["param"] == "level" and error["message"].startswith("level: is required")
+    found = operated.http.post("/log_level", content=b'{"level": "info"}')
+    assert (found.status_code, found.json()) == (200, {"level": "info"})
+
+
+def test_another_address_is_refused_in_the_same_form(operated: Operated) -> None:
+    for response in (operated.http.post("/abrt"), operated.http.get("/drain")):
+        assert response.status_code in (404, 405)
+        assert "docs/serving.md" in response.json()["error"]["message"]
 
 
 def test_a_taken_path_is_refused_by_name_and_a_stale_socket_is_not_taken(tmp_path: Path) -> None:

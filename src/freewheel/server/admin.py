@@ -13,17 +13,20 @@ import logging
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import uvicorn
-from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import Depends, FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from freewheel.errors import ConfigError
-from freewheel.server.failures import ApiError
+from freewheel.server.failures import ApiError, error_bytes
+from freewheel.server.invalid import refusal_of
 from freewheel.server.link import EngineState
 from freewheel.server.serving import Serving
 from freewheel.server.tickets import Ticket
@@ -31,27 +34,65 @@ from freewheel.server.tickets import Ticket
 log = logging.getLogger("freewheel.admin")
 
 AdminSocket = socket.socket
+_Kind = TypeVar("_Kind", bound="Order")
 
 
-class AbortOrder(BaseModel):
+class Order(BaseModel):
+    """What an order says besides its address. `usage`: how that is said."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    usage: ClassVar[str] = "this order has no fields"
+
+
+class AbortOrder(Order):
     """`ids` as `/status` shows them; none stands for all."""
 
-    model_config = ConfigDict(extra="forbid")
+    usage = 'send {"ids": ["..", ..]} as /status shows them, or nothing for all'
     ids: Annotated[list[str], Field(max_length=1 << 20)] | None = None
 
 
-class LevelOrder(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class LevelOrder(Order):
+    usage = 'send {"level": "debug"}, or "info", "warning" or "error"'
     level: Literal["debug", "info", "warning", "error"]
+
+
+def _order(kind: type[_Kind]) -> Callable[[Request], Awaitable[_Kind]]:
+    """Reads an order: no body is an object without fields, and a local socket has no need of a
+    content type. Raises ApiError 400, naming the field and the fix."""
+
+    async def read(request: Request) -> _Kind:
+        try:
+            return kind.model_validate_json(await request.body() or b"{}")
+        except ValidationError as error:
+            found = refusal_of(error.errors(), kind)
+            text = f"{found.message}; {kind.usage}"
+            raise ApiError(400, text, param=found.param, code=found.code) from error
+
+    return read
+
+
+Plain = Annotated[Order, Depends(_order(Order))]
+Abort = Annotated[AbortOrder, Depends(_order(AbortOrder))]
+Level = Annotated[LevelOrder, Depends(_order(LevelOrder))]
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    """The project's form of an error, for whatever was asked."""
+    if isinstance(error, HTTPException):
+        error = ApiError(error.status_code, f"{error.detail}: docs/serving.md lists the orders")
+    assert isinstance(error, ApiError)
+    return Response(error_bytes(error), error.status, error.headers(), "application/json")
 
 
 def build_admin(serving: Serving) -> FastAPI:
     """`GET /status`, and `POST` for what changes something."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     link = serving.link
+    app.add_exception_handler(ApiError, _refused)
+    app.add_exception_handler(HTTPException, _refused)
 
     @app.get("/status")
-    async def status() -> dict[str, Any]:
+    async def status(_: Plain) -> dict[str, Any]:
         now = time.perf_counter()
         return {
             "engine": link.state,
@@ -63,7 +104,7 @@ def build_admin(serving: Serving) -> FastAPI:
         }
 
     @app.post("/abort")
-    async def abort(order: AbortOrder) -> dict[str, int]:
+    async def abort(order: Abort) -> dict[str, int]:
         live = link.ledger.live
         wanted = live.keys() if order.ids is None else live.keys() & set(order.ids)
         tickets = [live[one] for one in tuple(wanted)]
@@ -72,32 +113,32 @@ def build_admin(serving: Serving) -> FastAPI:
         return {"aborted": len(tickets)}
 
     @app.post("/flush_cache")
-    async def flush_cache() -> dict[str, bool]:
+    async def flush_cache(_: Plain) -> dict[str, bool]:
         ready = link.state is EngineState.READY
         if ready:
             link.flush()
         return {"flushed": ready}
 
     @app.post("/drain")
-    async def drain() -> dict[str, bool]:
+    async def drain(_: Plain) -> dict[str, bool]:
         serving.draining = True
         log.warning("draining: no new requests until told to resume")
         return {"draining": True}
 
     @app.post("/resume")
-    async def resume() -> dict[str, bool]:
+    async def resume(_: Plain) -> dict[str, bool]:
         serving.draining = serving.ending
         return {"draining": serving.draining}
 
     @app.post("/restart")
-    async def restart() -> dict[str, int]:
+    async def restart(_: Plain) -> dict[str, int]:
         lost = len(link.ledger.live)
         log.warning("the operator restarts the engine; %d requests are lost", lost)
         link.kill()
         return {"lost": lost}
 
     @app.post("/log_level")
-    async def log_level(order: LevelOrder) -> dict[str, str]:
+    async def log_level(order: Level) -> dict[str, str]:
         logging.getLogger("freewheel").setLevel(order.level.upper())
         return {"level": order.level}
 

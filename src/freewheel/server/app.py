@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,7 +17,7 @@ from starlette.responses import Response
 import freewheel
 from freewheel.server.admin import AdminSocket, listening_to_operator
 from freewheel.server.failures import ApiError, error_bytes
-from freewheel.server.naming import fields_at
+from freewheel.server.invalid import refusal_of
 from freewheel.server.routes import (
     chat,
     completions,
@@ -30,7 +31,6 @@ from freewheel.server.routes import (
     tokens,
 )
 from freewheel.server.serving import Serving
-from freewheel.spec.elsewhere import field_hint
 
 log = logging.getLogger("freewheel.server")
 
@@ -94,36 +94,17 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     """A body that does not fit the schema: OpenAI's status and body, and the field's name."""
     assert isinstance(error, RequestValidationError)
-    # Of the ways in which a value may be meant, the one that it fits furthest says most.
-    first = max(error.errors(), key=lambda one: len(one["loc"]))
-    unknown = first["type"] == "extra_forbidden"
-    parts = [str(part) for part in first["loc"] if part != "body"]
-    ends = len(parts) - 1 if unknown else len(parts)
-    where = [part for place, part in enumerate(parts) if place == ends or _is_name(part)]
-    field = next((part for part in where if not part.isdigit()), None)
-    path = ".".join(where)
-    message = first["msg"]
-    if unknown:
-        hint = field_hint(parts[-1], _fields_of(request, parts))
-        message = "is not a field that this server knows" + (f"; {hint}" if hint else "")
-    elif first["type"] == "model_attributes_type" and not where:
-        path, message = "body", "must be a JSON object, sent with content-type: application/json"
-    elif first["type"] == "json_invalid":
-        path, field, message = "body", None, "is not valid JSON"
-    text = f"{path}: {message}" if path else f"body: {message}"
-    return _answer(request, ApiError(400, text, param=field, code="invalid_value"))
-
-
-def _fields_of(request: Request, place: list[str]) -> list[str]:
-    """What may stand there in the body of a request to this address."""
     route = request.scope.get("route")
     body = route.body_field if isinstance(route, APIRoute) else None
-    return [] if body is None else fields_at(body.field_info.annotation, place)
+    kind = None if body is None else body.field_info.annotation
+    errors = [one | {"loc": _inside(one)} for one in error.errors()]
+    return _answer(request, refusal_of(errors, kind))
 
 
-def _is_name(part: str) -> bool:
-    """A field's name or a place in a list: not what pydantic calls one way of several."""
-    return part.isidentifier() or part.isdigit() or not part.isascii()
+def _inside(error: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """The place in the body; of JSON that ends too early, pydantic's is a place in the text."""
+    place = error["loc"]
+    return place[1:] if place[:1] == ("body",) else place
 
 
 async def _http(request: Request, error: Exception) -> Response:

@@ -7,30 +7,42 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 
-def fields_at(body: Any, place: Sequence[str]) -> list[str]:
-    """The fields that may stand beside the last of `place`, as pydantic names places: fields,
-    numbers in lists, and names of the ways in which a value may be meant."""
-    here = _models_in(body)
-    for part in place[:-1]:
-        inside = [
-            model
-            for one in here
-            for name, field in one.model_fields.items()
-            if part == (field.alias or name)
-            for model in _models_in(field.annotation)
-        ]
-        meant = [one for one in here if one.__name__ == part]
-        here = inside or meant or ([] if _is_plain(part, here) else here)
-    return sorted({field.alias or name for one in here for name, field in one.model_fields.items()})
+def path_of(body: Any, place: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`place` in the client's words, and the fields that may stand beside its last part.
+
+    pydantic's places hold fields, numbers in lists, and what the client never wrote: names of the
+    ways in which a value may be meant. These go.
+    """
+    here, beside, path = _models_in(body), list[str](), list[str]()
+    for at, part in enumerate(place):
+        beside = sorted({name for one in here for name, _ in _fields_of(one)})
+        if part.isdigit():
+            path.append(part)
+            continue
+        found = [field for one in here for name, field in _fields_of(one) if name == part]
+        inside = [model for field in found for model in _models_in(field.annotation)]
+        leads_on = any(_is_name(later) for later in place[at + 1 :])
+        # The kind of a block may have the name of a field of it.
+        if found and (inside or len(here) == 1 or not leads_on):
+            path.append(part)
+            here = inside
+        elif not here:
+            path += [part] if _is_name(part) else []
+        else:
+            here = [one for one in here if one.__name__ == part] or here
+    return path, beside
 
 
-def _is_plain(part: str, models: list[type[BaseModel]]) -> bool:
-    """A field that has no fields."""
-    return any(
-        part == (field.alias or name) for one in models for name, field in one.model_fields.items()
-    )
+def _fields_of(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
+    return [(field.alias or name, field) for name, field in model.model_fields.items()]
+
+
+def _is_name(part: str) -> bool:
+    """A field's name: not what pydantic calls one way of several."""
+    return part.isidentifier() or not part.isascii()
 
 
 def _models_in(kind: Any) -> list[type[BaseModel]]:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of bodies that do not fit their schema: one error, which names the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from freewheel.server.failures import ApiError
+from freewheel.server.naming import path_of
+from freewheel.spec.elsewhere import field_hint
+
+_OBJECTS = frozenset({"model_type", "model_attributes_type", "dict_type", "mapping_type"})
+_WORDS = {
+    "missing": "is required",
+    "string_type": "must be text",
+    "string_unicode": "must be text of whole Unicode characters",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "none_required": "must be null, or left out",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} items",
+    "too_long": "must have at most {max_length} items",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_pattern_mismatch": "must match {pattern}",
+    "literal_error": "must be {expected}",
+    "union_tag_invalid": "{discriminator} must be one of {expected_tags}",
+    "union_tag_not_found": "needs {discriminator}",
+}
+"""By pydantic's types of errors."""
+_SENSES = {"image": "images", "audio": "sounds", "video": "videos", "file": "files"} | {
+    "document": "documents"
+}
+
+
+def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
+    """400 for pydantic's `errors` of a value that was to be a `body`, a type."""
+    # Of the ways in which a value may be meant, the one that it fits furthest says most; and of
+    # a misspelt field, what was written more than what was not.
+    first = max(errors, key=lambda one: (len(one["loc"]), one["type"] != "missing"))
+    parts = [str(part) for part in first["loc"]]
+    if first["type"] == "json_invalid":
+        return _refusal("body", None, "is not valid JSON")
+    if not parts and first["type"] in _OBJECTS:
+        raw = first["type"] == "model_attributes_type"
+        sent = ", sent with content-type: application/json" if raw else ""
+        return _refusal("body", None, f"must be a JSON object{sent}")
+    unknown = first["type"] == "extra_forbidden"
+    path, beside = path_of(body, parts[:-1] if unknown else parts)
+    message = _words(first)
+    if unknown:
+        _, beside = path_of(body, parts)
+        path.append(parts[-1])
+        hint = field_hint(parts[-1], beside)
+        message = "is not a field that this server knows" + (f"; {hint}" if hint else "")
+    field = next((part for part in path if not part.isdigit()), None)
+    return _refusal(".".join(path) or "body", field, message)
+
+
+def _refusal(path: str, field: str | None, message: str) -> ApiError:
+    return ApiError(400, f"{path}: {message}", param=field, code="invalid_value")
+
+
+def _words(error: Mapping[str, Any]) -> str:
+    """What is wrong with a value, as the end of a sentence that its field begins."""
+    kind, given = error["type"], error.get("ctx", {})
+    if kind in _OBJECTS:
+        return "must be an object"
+    if (sense := _sense(error, given)) is not None:
+        return f"{sense} are not supported: this server takes text"
+    if given.get("min_length") == 1:
+        return "must not be empty"
+    words = _WORDS.get(kind)
+    if words is None:
+        return re.sub(r"^[A-Z]\w+ should ", "must ", error["msg"])
+    said = words.format(**given)
+    return re.sub(r"\b(True|False)\b", lambda found: found[0].lower(), said)
+
+
+def _sense(error: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
+    """What else than text was sent as a part of a turn, if that is what is wrong."""
+    if error["type"] == "union_tag_invalid":
+        tag = given["tag"]
+    elif error["type"] == "literal_error" and error["loc"][-1] == "type":
+        tag = error["input"]
+    else:
+        return None
+    words = re.split(r"[^a-z]+", tag) if isinstance(tag, str) else []
+    return next((_SENSES[word] for word in words if word in _SENSES), None)
