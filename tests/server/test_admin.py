@@ -118,7 +118,11 @@ def test_a_flush_forgets_prompts_that_were_kept(operated: Operated) -> None:
 def test_a_drained_server_takes_requests_again_once_told_to(operated: Operated) -> None:
     body = {"prompt": "a", "max_tokens": 1}
     assert operated.order("/drain") == {"draining": True}
-    assert operated.server.post("/v1/completions", **body).status_code == 503
+    refused = operated.server.post("/v1/completions", **body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    asked = operated.server.http.get("/ready")
+    for said in (refused.json()["error"]["message"], asked.json()["reason"]):
+        assert said == "draining: no new requests are taken until /resume"
     assert operated.order("/resume") == {"draining": False}
     assert operated.server.post("/v1/completions", **body).status_code == 200
 

@@ -236,7 +236,7 @@ def test_without_an_engine_requests_are_503_and_health_is_200(local: Door) -> No
 
 
 def test_while_it_ends_only_health_answers(local: Door) -> None:
-    local.serving.draining = True
+    local.serving.draining = local.serving.ending = True
     assert local.ask("/health").status_code == 200
     assert local.ask("/ready").json()["reason"] == "the server is ending"
     refused = local.ask("/v1/models")

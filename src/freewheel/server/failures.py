@@ -89,6 +89,12 @@ def ending() -> ApiError:
     return ApiError(503, "the server is ending", code="draining", retry_after=5)
 
 
+def draining() -> ApiError:
+    """The operator lets nothing new in for now."""
+    message = "draining: no new requests are taken until /resume"
+    return ApiError(503, message, code="draining", retry_after=5)
+
+
 def not_ready(why: str) -> ApiError:
     """There is no engine to ask."""
     return ApiError(503, f"not ready: {why}", code="not_ready", retry_after=2)

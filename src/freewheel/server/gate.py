@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from freewheel.server.failures import ApiError, ending, error_bytes
+from freewheel.server.failures import ApiError, error_bytes
 from freewheel.server.serving import Serving
 from freewheel.server.settings import LOCAL_NAMES, TENANT
 from freewheel.server.tickets import TRACE_PARENT
@@ -89,8 +89,8 @@ class Gate:
                 self._check_key(headers)
         elif settings.local:
             _check_neighbour(headers)
-        if self._serving.draining and not is_open:
-            raise ending()
+        if not is_open and (closed := self._serving.closed()) is not None:
+            raise closed
         length = headers.get("content-length", "0")
         if not length.isdigit() or len(length) > 15 or int(length) > settings.max_body_bytes:
             raise _too_large(settings.max_body_bytes)

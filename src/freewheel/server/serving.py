@@ -15,7 +15,7 @@ from fastapi import Depends, Request
 from freewheel.chat import Ask, Chat, Message
 from freewheel.engine import Tokenizer
 from freewheel.errors import RequestError, StartError, UnsupportedModel
-from freewheel.server.failures import ApiError, not_ready, too_long
+from freewheel.server.failures import ApiError, draining, ending, not_ready, too_long
 from freewheel.server.generation import Generation, Talk, Terms
 from freewheel.server.held import structure_of_calls
 from freewheel.server.link import Link
@@ -64,6 +64,12 @@ class Serving:
     def _note(self, ticket: Ticket, step: Step, before: float) -> None:
         self.metrics.step(ticket, step, before)
         self.recent.step(ticket, step, before)
+
+    def closed(self) -> ApiError | None:
+        """What new requests are told while none is taken."""
+        if self.ending:
+            return ending()
+        return draining() if self.draining else None
 
     @property
     def context_len(self) -> int:

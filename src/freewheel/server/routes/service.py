@@ -36,8 +36,8 @@ async def ready(serving: Served) -> Response:
     link = serving.link
     found: dict[str, Any] = {"ready": True, "engine": link.state, "restarts": link.restarts}
     silent = time.monotonic() - link.heard
-    if serving.draining:
-        found |= {"ready": False, "reason": "the server is ending"}
+    if (closed := serving.closed()) is not None:
+        found |= {"ready": False, "reason": closed.message}
     elif link.state is not EngineState.READY:
         found |= {"ready": False, "reason": f"the engine is {link.state}"}
         if link.state is EngineState.STARTING and link.loading is not None:
