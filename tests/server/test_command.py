@@ -54,9 +54,9 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded() -> None:
     ("options", "named"),
     [
         (["--port", "70000"], "port"),
-        (["--max-batch", "0"], "max_batch"),
+        (["--max-batch", "0"], "--max-batch:"),
         (["--speculate", "9"], "speculate"),
-        (["--queue-seconds", "0"], "queue_seconds"),
+        (["--queue-seconds", "0"], "--queue-seconds:"),
         (["--host", "0.0.0.0"], "--insecure"),
         (["no/such/folder", "--port", "0"], "no/such/folder"),
     ],

@@ -134,17 +134,17 @@ def test_a_broken_stream_is_a_failure_and_never_a_short_answer(broken: tuple[str
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--request-rate", "0"), "request_rate"),
+        (("--request-rate", "0"), "request-rate"),
         (("--burstiness", "-1"), "burstiness"),
-        (("--max-concurrency", "0"), "max_concurrency"),
+        (("--max-concurrency", "0"), "max-concurrency"),
         (("--endpoint", "embeddings"), "endpoint"),
         (("--endpoint", "chat"), "endpoint"),
         (("--goodput", "ttft"), "goodput"),
         (("--goodput", "speed:3"), "goodput"),
         (("--url", "ftp://x"), "url"),
-        (("--num-prompts", "0"), "num_prompts"),
-        (("--max-tokens", "0"), "max_tokens"),
-        (("--prompt-file", "/none"), "prompt_file"),
+        (("--num-prompts", "0"), "num-prompts"),
+        (("--max-tokens", "0"), "max-tokens"),
+        (("--prompt-file", "/none"), "prompt-file"),
     ],
 )
 def test_a_bad_option_is_named_before_anything_is_sent(
@@ -159,7 +159,7 @@ def test_a_bad_option_is_named_before_anything_is_sent(
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 2
-    assert f"error: {named}:" in capsys.readouterr().err
+    assert f"error: --{named}:" in capsys.readouterr().err
 
 
 def test_gaps_have_the_mean_and_spread_that_were_asked_for() -> None:

@@ -262,4 +262,4 @@ def test_a_killed_servers_requests_are_replayed_by_the_command(log: Path, tmp_pa
 def test_no_folder_for_dumps_is_told_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "freewheel", "serve", "--dump-dir", str(tmp_path / "none")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 2 and done.stderr.startswith("error: dump_dir:")
+    assert done.returncode == 2 and done.stderr.startswith("error: --dump-dir:")

@@ -24,11 +24,10 @@ from freewheel.cli import (
 )
 from freewheel.cli.hinting import Hinting
 from freewheel.cli.later import INTERRUPTED
-from freewheel.cli.options import as_options
 from freewheel.cli.terminal import accept_any_letter, fail, leave_terminal, log_to_terminal
-from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
+from freewheel.errors import FreewheelError
 
-FAILED, BAD_INPUT = 1, 2
+FAILED = 1
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -85,9 +84,6 @@ def main() -> None:
     log_to_terminal()
     try:
         _run()
-    except (CheckpointError, ConfigError, RequestError) as error:
-        fail(as_options(str(error)))
-        sys.exit(BAD_INPUT)
     except FreewheelError as error:
         fail(str(error))
         sys.exit(FAILED)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that know what other engines call their options, and under which heading each stands."""
+"""Commands that know what other engines and errors call their options, and the heading of each."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from typing import Any, cast
 import typer
 from typer.core import TyperCommand, TyperOption
 
+from freewheel.cli.naming import Option, as_options, by_field
 from freewheel.cli.panels import MANY, panel_of, place_of
+from freewheel.cli.terminal import fail
+from freewheel.errors import CheckpointError, ConfigError, RequestError
 from freewheel.spec.elsewhere import option_hint
 
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 """Of the click that typer uses, which may be its own."""
 
 
+BAD_INPUT = 2
+"""Exit code of a command that was given what it cannot take."""
+
+
 class Hinting(TyperCommand):
-    """Says of an option that it lacks which of its own is meant, or why there is none.
+    """Says of an option that it lacks which of its own is meant, or why there is none, and of one
+    that is refused its name here.
 
     If it has many, its help has them under headings (`panels`).
     """
@@ -42,6 +50,21 @@ class Hinting(TyperCommand):
                 raise
             raise UsageError(f"No such option: {option}; {hint}", ctx=ctx) from error
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (CheckpointError, ConfigError, RequestError) as error:
+            fail(as_options(str(error), self.by_field()))
+            raise typer.Exit(BAD_INPUT) from error
+
+    def by_field(self) -> dict[str, Option]:
+        """Its options by the fields that errors name."""
+        return by_field(
+            (str(one.name), Option(_longest(one.opts), _longest(one.secondary_opts)))
+            for one in self.params
+            if isinstance(one, TyperOption) and one.name
+        )
+
     def _hint(self, ctx: Any, option: str, given: list[str]) -> str:
         options = {one.name for one in self.params if one.param_type_name == "option"}
         arguments = {one.name for one in self.params if one.param_type_name == "argument"}
@@ -50,6 +73,10 @@ class Hinting(TyperCommand):
             name: f"{ctx.command_path} {value or name.upper()}" for name in arguments if name
         }
         return option_hint(option, sorted(filter(None, options)), standing)
+
+
+def _longest(written: list[str]) -> str:
+    return max(written, key=len, default="")
 
 
 def _value_of(option: str, given: list[str]) -> str:

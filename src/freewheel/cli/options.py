@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import fields
 from typing import Annotated
 
 import typer
 
-from freewheel.config import LOAD_FORMATS, MAX_RUN_AHEAD, EngineConfig
+from freewheel.config import LOAD_FORMATS, MAX_RUN_AHEAD
 from freewheel.errors import ConfigError
 from freewheel.spec import MAX_DEPTH, MAX_VERIFY_WIDTH
 
@@ -126,14 +124,6 @@ def canary(text: str) -> int | str:
     if text == "off":
         return 0
     return int(text) if text.isascii() and text.isdigit() else text
-
-
-def as_options(message: str) -> str:
-    """A message about options of an engine, with what it says to give as a command line has it:
-    `--dtype float64` for `dtype="float64"`."""
-    named = "|".join(one.name for one in fields(EngineConfig) if one.name != "model")
-    said = rf'(?<![\w/-])({named})="?(?!True|False)([\w.]+)"?'
-    return re.sub(said, lambda one: f"--{one[1].replace('_', '-')} {one[2]}", message)
 
 
 def numbers(option: str, text: str) -> list[int]:
