@@ -27,6 +27,7 @@ from freewheel.cli.chat import _said, _thought_pieces
 from freewheel.cli.terminal import log_to_terminal
 from freewheel.config import find_model
 from freewheel.engine import Tokenizer
+from freewheel.engine.output import Arrival, Metrics
 from freewheel.models.deepseek_v32 import DeepseekV32
 from tests.fixtures.closed_form import T32, perm_run, write_json, write_t32
 from tests.waiting import PATIENCE
@@ -123,6 +124,28 @@ def test_generate_prints_one_json_object_with_counted_host_reads(
     assert ran.json["token_ids"] == perm_run(7, 13)
     assert (ran.json["rounds"], ran.json["host_reads"]) == (4, 0)
     assert ran.json["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate"),
+    [
+        ((0.5,), None),  # one letter, at whatever time
+        ((0.5, 0.5006), None),  # two that were read at once
+        ((0.5, 0.501, 0.502, 0.503), None),  # as many as are under way at most
+        ((0.5, 1.5), 3.0),
+        ((0.5, 0.51, 0.52, 0.53, 0.54, 0.55), 300.0),
+        ((0.5,) * 9, None),
+    ],
+)
+def test_a_rate_is_said_where_time_passed_between_rounds(
+    seconds: tuple[float, ...], rate: float | None
+) -> None:
+    arrivals = tuple(Arrival(one, 3 if at else 1, 0, 0) for at, one in enumerate(seconds))
+    tokens = sum(one.tokens for one in arrivals)
+    found = Metrics(2, 0, tokens, 0, 0, seconds[0], seconds[-1], arrivals)
+    assert generate.rate_after_first(found) == (rate and pytest.approx(rate))
+    said = "tokens/s" in generate.summary(found).plain
+    assert said is (rate is not None)
 
 
 def test_a_planted_read_is_counted_in_eager_rounds(

@@ -24,13 +24,16 @@ from freewheel.cli.terminal import (
     write_pieces,
     write_prompt,
 )
-from freewheel.config import EngineConfig
+from freewheel.config import MAX_RUN_AHEAD, EngineConfig
 from freewheel.errors import RequestError
 from freewheel.spec import SamplingParams
 
 if TYPE_CHECKING:
     from freewheel import LLM, Chunk, Logprobs, Metrics
 
+
+RATE_SECONDS = 0.1
+"""From which on a time has a rate, however few letters came in it."""
 
 PromptText = Annotated[
     str | None, typer.Option(help="The text to continue; - or none reads standard input.")
@@ -159,8 +162,8 @@ def logprob_objects(
 
 def summary(metrics: Metrics) -> Text:
     """One line about a finished request. It says in their colour which text accepted drafts are."""
-    decoding = metrics.total_seconds - metrics.first_token_seconds
-    rate = (metrics.completion_tokens - 1) / decoding if decoding > 0 else 0.0
+    rate = rate_after_first(metrics)
+    then = "" if rate is None else f", then {rate:.0f} tokens/s"
     return Text.assemble(
         (
             f"{metrics.completion_tokens} tokens in {metrics.rounds} rounds, "
@@ -168,8 +171,24 @@ def summary(metrics: Metrics) -> Text:
             "dim",
         ),
         ("drafts accepted", ACCEPTED),
-        (f"); first after {metrics.first_token_seconds:.2f} s, then {rate:.0f} tokens/s", "dim"),
+        (f"); first after {metrics.first_token_seconds:.2f} s{then}", "dim"),
     )
+
+
+def rate_after_first(metrics: Metrics) -> float | None:
+    """Tokens a second from the first letter with tokens to the last; None: there is no such rate.
+
+    Letters of rounds that were under way at once may be read at once, so the time between a few of
+    them is the host's and says nothing of rounds. Either more rounds than can be under way follow
+    the first, or RATE_SECONDS pass.
+    """
+    if metrics.rounds < 2:
+        return None
+    first, last = metrics.arrivals[0], metrics.arrivals[-1]
+    seconds = last.seconds - first.seconds
+    if seconds <= 0 or (metrics.rounds <= MAX_RUN_AHEAD + 2 and seconds < RATE_SECONDS):
+        return None
+    return (metrics.completion_tokens - first.tokens) / seconds
 
 
 def answer_object(llm: LLM, chunks: list[Chunk]) -> dict[str, object]:
