@@ -47,6 +47,15 @@ def test_the_large_models_are_too_large_for_one_card(name: str, billions: int) -
     assert plan_lines(found, 1, 141.0)[-1].startswith("does not fit")
 
 
+@pytest.mark.parametrize(("name", "has"), [("v32", False), ("glm52", False), ("v4flash", True)])
+def test_what_a_request_takes_besides_its_tokens_is_said_where_it_takes_any(
+    name: str, has: bool
+) -> None:
+    lines = plan_lines(planned(name, 8), 8, 141.0)
+    assert any(line.startswith("cache per request") for line in lines) is has
+    assert not any(" 0.0 MB" in line for line in lines)
+
+
 def test_more_cards_hold_more_tokens_and_read_less_each() -> None:
     eight, sixteen = planned("v32", 8), planned("v32", 16)
     assert eight.fits and sixteen.kv_tokens > 2 * eight.kv_tokens

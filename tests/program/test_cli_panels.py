@@ -61,3 +61,9 @@ def test_help_has_its_headings_in_order(line: list[str], titles: list[str]) -> N
     places = [said.index(f" {title} ") for title in titles]
     assert places == sorted(places)
     assert said.index("--help") < places[0]
+
+
+@pytest.mark.parametrize("name", COMMANDS, ids=" ".join)
+def test_no_sentence_of_a_help_is_broken(name: tuple[str, ...]) -> None:
+    paragraphs = COMMANDS[name].help.split("\n\n")
+    assert all(paragraph and "\n" not in paragraph.strip() for paragraph in paragraphs)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 import typer
@@ -18,6 +19,8 @@ UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 """Of the click that typer uses, which may be its own."""
 
 
+_LINE_END = re.compile(r"(?<!\n)\n[ ]*(?!\n)(?=\S)")
+
 BAD_INPUT = 2
 """Exit code of a command that was given what it cannot take."""
 
@@ -31,6 +34,8 @@ class Hinting(TyperCommand):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
+        # a line's end within a paragraph of a docstring would be one on the terminal, too
+        self.help = _LINE_END.sub(" ", self.help) if self.help else self.help
         options = [one for one in self.params if isinstance(one, TyperOption) and one.name]
         if len(options) < MANY:
             return

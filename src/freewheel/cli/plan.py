@@ -62,8 +62,9 @@ def plan_lines(found: GpuPlan, gpus: int, card_gb: float) -> list[str]:
         f"{found.family} on {gpus} x {card_gb:g} GB, {shape}" + (f", {experts}" * (gpus > 1)),
         f"weights per card   {found.weight_bytes / 1e9:8.1f} GB",
         f"cache per token    {found.token_bytes / 1e3:8.1f} kB on every card{of_copy}, bfloat16",
-        f"cache per request  {found.request_bytes / 1e6:8.1f} MB besides",
     ]
+    if found.request_bytes:
+        lines.append(f"cache per request  {found.request_bytes / 1e6:8.1f} MB besides")
     if not found.fits:
         return [*lines, "does not fit: more cards, or a card of more memory"]
     lines.append(f"tokens of cache    {found.kv_tokens:8d}")
