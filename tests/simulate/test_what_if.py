@@ -15,6 +15,7 @@ from freewheel.cli.app import app
 from freewheel.cli.what_if import MOST, combinations
 from freewheel.errors import ConfigError
 
+CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
 GIVEN = {"accept": "0.8,0.6,0.45"}
 MADE = ("--make", "conversations=4,turns=2,seconds=4", "--seed", "3", "--max-batch", "4")
 
@@ -61,6 +62,22 @@ def test_drafts_that_are_varied_change_the_figures(tmp_path: Path) -> None:
     options = ("--vary", "speculate=0,1,2,3", "--pages", "unlimited")
     times = [run["tpot_ms"]["p50"] for run in simulate(tmp_path / "trace", *options)["runs"]]
     assert times[0] > 8 and all(fewer > 1.1 * more for fewer, more in pairwise(times))
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.json")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("rows", [1, 64])
+def test_a_cache_that_nobody_gave_holds_requests_of_every_model(
+    tmp_path: Path, file: Path, rows: int
+) -> None:
+    found = simulate(tmp_path / "trace", "--model", str(file), "--max-batch", str(rows))
+    assert (found["served"], found["refused"]) == (found["requests"], {})
+
+
+def test_a_cache_of_a_model_that_needs_no_more_has_what_it_is_given(tmp_path: Path) -> None:
+    plain, same = (
+        simulate(tmp_path / "trace", *given) for given in ((), ("--cache-bytes=1073741824",))
+    )
+    assert plain["pages"] == same["pages"]
 
 
 def test_a_line_stands_for_each_run(tmp_path: Path) -> None:

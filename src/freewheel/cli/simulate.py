@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +22,7 @@ from freewheel.simulate import (
     Replay,
     RoundCost,
     Trace,
+    default_cache,
     make,
     read_measured,
     read_trace,
@@ -47,6 +48,12 @@ HELP = (
 )
 
 
+CacheBytes = Annotated[
+    int | None,
+    typer.Option(help="Budget of the paged cache; default: 2^30, or four full contexts."),
+]
+
+
 def simulate(
     trace: Annotated[Path, typer.Argument(help="JSONL, one request a line.")],
     model: Annotated[
@@ -55,7 +62,7 @@ def simulate(
     pages: Annotated[
         str | None, typer.Option(help="Pages, or unlimited; default: what --cache-bytes holds.")
     ] = None,
-    cache_bytes: Annotated[int, typer.Option(help="Budget of the paged cache.")] = 1 << 30,
+    cache_bytes: CacheBytes = None,
     page_size: Annotated[
         int | None, typer.Option(help="Tokens of a page; default: model's.")
     ] = None,
@@ -117,8 +124,14 @@ def replayed(given: dict[str, Any], trace: Trace) -> dict[str, Any]:
     """Figures of one replay, and of what. `given`: values of the command's options."""
     given = given | {"prefill_batch": min(given["prefill_batch"], given["max_batch"])}
     config = EngineConfig(
-        **{one.name: given[one.name] for one in fields(EngineConfig) if one.name in given}
+        **{
+            one.name: given[one.name]
+            for one in fields(EngineConfig)
+            if one.name in given and (one.name, given[one.name]) != ("cache_bytes", None)
+        }
     )
+    if given["cache_bytes"] is None:
+        config = replace(config, cache_bytes=default_cache(config, trace))
     cost = RoundCost(
         given["fixed_ms"] / 1e3,
         given["token_us"] / 1e6,
@@ -204,4 +217,4 @@ def _print(figures: dict[str, Any]) -> None:
 
 
 def _row(name: str, value: str) -> None:
-    answers.print(f"  {name:18}{value}")
+    answers.print(f"  {name:20}{value}")

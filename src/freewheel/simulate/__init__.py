@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from freewheel.simulate.costs import RoundCost, read_measured
 from freewheel.simulate.make import Made, make
-from freewheel.simulate.plan import UNLIMITED, Simulation, simulation
+from freewheel.simulate.plan import UNLIMITED, Simulation, default_cache, simulation
 from freewheel.simulate.replay import Outcome, Replay
 from freewheel.simulate.report import report
 from freewheel.simulate.trace import Call, Trace, read_trace, write_trace
@@ -22,6 +22,7 @@ __all__ = [
     "RoundCost",
     "Simulation",
     "Trace",
+    "default_cache",
     "make",
     "read_measured",
     "read_trace",

@@ -13,7 +13,7 @@ from typing import Any
 from freewheel.config import Decisions, EngineConfig, find_model
 from freewheel.errors import CheckpointError, ConfigError
 from freewheel.host import Scheduler
-from freewheel.memory import plan_memory, resolve_page_size, resolve_storage
+from freewheel.memory import pages_wanted, plan_memory, resolve_page_size, resolve_storage
 from freewheel.simulate.costs import RoundCost
 from freewheel.simulate.trace import Trace
 from freewheel.spec import CacheGroup, DsaSpec, ModelSpec, read_model_spec
@@ -24,6 +24,10 @@ from freewheel.spec.storage import RowStorage
 
 UNLIMITED = 0
 """As many pages as a trace could ever fill: nothing that was kept has to go."""
+
+
+DEFAULT_BYTES = 1 << 30
+DEFAULT_CONTEXTS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,15 +89,7 @@ def simulation(
     (the others get what they can ever need); UNLIMITED: of every group whatever `trace` could fill.
     Raises CheckpointError or ConfigError.
     """
-    spec = model_spec(config)
-    longest = max(call.prompt + call.answer for call in trace.calls) + 1
-    context_len = config.context_len or max(spec.max_positions, longest)
-    page_size = resolve_page_size(config, spec, Decisions())
-    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
-    storage = resolve_storage(config, dtype, Decisions())
-    wide = "float64" if dtype == "float64" else "float32"
-    mtp = spec.mtp is not None and config.depth > 0
-    groups = cache_groups(spec, page_size, wide, storage, mtp)
+    groups, context_len = _groups(config, trace)
     roomy = replace(config, context_len=context_len)
     if pages is None:
         found = plan_memory(roomy, groups, context_len, Decisions()).pages
@@ -115,6 +111,34 @@ def simulation(
         cost=cost,
         seed=seed,
     )
+
+
+def default_cache(config: EngineConfig, trace: Trace) -> int:
+    """Bytes for a cache that nobody gave: DEFAULT_BYTES, or what DEFAULT_CONTEXTS requests of full
+    context take where the model makes that more, and what all rows keep of their latest tokens.
+
+    Raises CheckpointError or ConfigError.
+    """
+    groups, context_len = _groups(config, trace)
+    needed = 0
+    for group in groups:
+        full = group.retention is None
+        pages = DEFAULT_CONTEXTS * group.pages_for(context_len) if full else 0
+        needed += group.page_bytes * (pages or pages_wanted(config, group, context_len))
+    return max(DEFAULT_BYTES, needed)
+
+
+def _groups(config: EngineConfig, trace: Trace) -> tuple[tuple[CacheGroup, ...], int]:
+    """The model's, and the tokens of a full context."""
+    spec = model_spec(config)
+    longest = max(call.prompt + call.answer for call in trace.calls) + 1
+    context_len = config.context_len or max(spec.max_positions, longest)
+    page_size = resolve_page_size(config, spec, Decisions())
+    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    storage = resolve_storage(config, dtype, Decisions())
+    wide = "float64" if dtype == "float64" else "float32"
+    mtp = spec.mtp is not None and config.depth > 0
+    return cache_groups(spec, page_size, wide, storage, mtp), context_len
 
 
 def cache_groups(
