@@ -82,6 +82,28 @@ def test_no_prompt_of_a_list_is_passed_over(llm: LLM, kind: str) -> None:
         llm.generate(NO_LISTS[kind], GREEDY)
 
 
+def test_a_list_of_prompts_where_one_is_taken_is_told_from_a_bad_one(llm: LLM) -> None:
+    for many in (["x", "y"], [[1], [2]], ("x", [1])):
+        for one in (llm.stream, llm.selection):
+            with pytest.raises(RequestError, match=r"prompt: one is taken.* generate takes many"):
+                one(many)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="must hold token ids, got 'y'"):
+        llm.stream([1, "y"])  # type: ignore[arg-type]
+
+
+def test_a_conversation_of_no_turns_is_called_empty() -> None:
+    for nothing in ([], (), [[]]):
+        with pytest.raises(RequestError, match=r"messages: .*is empty; give at least"):
+            conversations_of(nothing)
+    for no_list in ("hello", 7, {"role": "user"}):
+        with pytest.raises(RequestError, match="messages: must be a list of turns"):
+            conversations_of(no_list)
+
+
+def conversations_of(given: Any) -> list[Any]:
+    return [messages_of(turns) for turns in conversations(given)]
+
+
 def test_every_sequence_of_prompts_or_ids_is_one(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
     ids = answers(llm, [[1, 2, 3]])

@@ -94,6 +94,12 @@ def test_use_after_closing_is_a_clear_error(use: Callable[[LLM], Any], closed: L
         use(closed)
 
 
+def test_its_one_line_says_what_it_is_and_whether_it_is_closed() -> None:
+    with small(device="cpu", dtype="float32") as llm:
+        assert repr(llm) == "<LLM 'demo' on cpu, float32>"
+    assert repr(llm) == "<LLM 'demo' on cpu, float32, closed>"
+
+
 @pytest.fixture(scope="module")
 def closed() -> LLM:
     llm = small(speculate=0)

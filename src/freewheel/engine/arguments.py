@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 from freewheel.errors import RequestError
 from freewheel.spec import SamplingParams
@@ -50,6 +50,14 @@ def prompt_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
     return [prompts] if lone else prompts
 
 
+def check_one(prompt: object) -> None:
+    """Raise RequestError for a list of prompts where one is taken."""
+    if not is_list(prompt) or not prompt:
+        return
+    if all(isinstance(item, str) or is_list(item) for item in prompt):
+        raise RequestError("prompt", "one is taken here; generate takes many, as a list")
+
+
 def param_list(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int
 ) -> Sequence[SamplingParams]:
@@ -80,7 +88,7 @@ def check_priority(priority: object) -> None:
         raise RequestError("priority", f"must be a whole number, got {priority!r}")
 
 
-def is_list(value: object) -> bool:
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
     """A list, a tuple or the like; raw bytes are neither text nor token ids."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 

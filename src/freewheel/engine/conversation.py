@@ -35,8 +35,10 @@ def messages_of(turns: Turns) -> list[Message]:
 
 
 def _check_list(given: object) -> None:
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes) or not given:
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise RequestError("messages", "must be a list of turns, or a list of such lists")
+    if not given:
+        raise RequestError("messages", "a list of turns is empty; give at least one turn")
 
 
 def _message(turn: Mapping[str, Any] | Message, where: str) -> Message:

@@ -14,6 +14,7 @@ from freewheel.chat import Ask, Effort
 from freewheel.config import EngineConfig, find_model
 from freewheel.engine.arguments import (
     Prompt,
+    check_one,
     check_priority,
     is_list,
     kind_of,
@@ -69,7 +70,7 @@ class LLM:
         self.tokenizer = Tokenizer(find_model(model))
         self.alarm = Alarm(self.config.strict)
         self._open: Parts | None = Parts(self.config, self.tokenizer, self.alarm, progress)
-        self.spec = self.built.spec
+        self.spec, self._came_to = self.built.spec, self.built.resolved
         self._ids = (f"request-{n}" for n in itertools.count())
 
     def close(self) -> None:
@@ -82,6 +83,10 @@ class LLM:
         parts, self._open = self._open, None
         if parts is not None:
             parts.close()
+
+    def __repr__(self) -> str:
+        came_to, closed = self._came_to, ", closed" if self._open is None else ""
+        return f"<LLM {self.config.model!r} on {came_to.device}, {came_to.dtype}{closed}>"
 
     def __enter__(self) -> LLM:
         self._parts  # noqa: B018  raises if it was closed
@@ -270,6 +275,7 @@ class LLM:
         asked for; closing the iterator early aborts it. Streams may be read in any order, and
         `generate` called between their chunks: whatever runs shares its rounds.
         """
+        check_one(prompt)
         given = SamplingParams() if params is None else params
         request = self._request(prompt, given, cache_salt, priority=priority)
         self._check(request)
@@ -282,6 +288,7 @@ class LLM:
         in its round's letter. So what a token of an answer was chosen from is asked with the text
         before it. Raises RequestError if the prompt is invalid or the engine has several copies.
         """
+        check_one(prompt)
         request = self._request(prompt, ONE_TOKEN, cache_salt, priority=priority, shows=True)
         self._check(request)
         for _ in self._chunks(request):
