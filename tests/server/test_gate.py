@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Iterator
 from typing import cast
 
@@ -241,6 +242,17 @@ def test_while_it_ends_only_health_answers(local: Door) -> None:
     assert local.ask("/ready").json()["reason"] == "the server is ending"
     refused = local.ask("/v1/models")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+
+
+def test_probes_are_no_news_unless_they_fail(
+    local: Door, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("freewheel"), "propagate", True)
+    caplog.set_level(logging.DEBUG, "freewheel.access")
+    for path in ("/health", "/metrics", "/ready", "/version"):
+        local.ask(path)
+    levels = {json.loads(one.message)["path"]: one.levelname for one in caplog.records}
+    assert levels == {"/health": "DEBUG", "/metrics": "DEBUG", "/ready": "INFO", "/version": "INFO"}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])

@@ -29,6 +29,8 @@ log = logging.getLogger("freewheel.access")
 
 OPEN = frozenset({"/health", "/ready"})
 """Open to all. So is the page, whose files are the package's own and hold nothing of anybody."""
+PROBES = frozenset({*OPEN, "/metrics", "/v1/loads"})
+"""Asked every few seconds by programs: what they ask is no news."""
 OPEN_FILES = re.compile(r"/(?:page/[a-z]+\.(?:css|js|svg))?")
 AUTHORITY = re.compile(r"(?:[a-z][a-z0-9+.-]*:)?//(?:\[([^\]]*)\]|([^/:@\[\]]*))(?::\d+)?/?", re.I)
 BODY_SECONDS = 60.0
@@ -136,7 +138,7 @@ class _Outward:
         await self({"type": "http.response.body", "body": body})
 
     def note(self) -> None:
-        """One line in the log."""
+        """One line in the log; of a probe that found nothing wrong, for those who look closely."""
         fields = {
             "request_id": self._id,
             "method": self._scope["method"],
@@ -144,7 +146,9 @@ class _Outward:
             "status": self._status or None,  # None: the client left before there was one
             "ms": round(1000 * (time.perf_counter() - self._begun), 1),
         }
-        log.info(json.dumps(fields), extra={"fields": fields})
+        quiet = self._scope["path"] in PROBES and 200 <= self._status < 300
+        level = logging.DEBUG if quiet else logging.INFO
+        log.log(level, json.dumps(fields), extra={"fields": fields})
 
 
 async def _read_body(receive: Receive, limit: int) -> bytes | None:
