@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.server.running import Running
@@ -32,3 +33,20 @@ def test_a_server_of_two_processes_that_is_told_to_end_does_so_without_an_error(
         assert "told to end by SIGINT" in server.log
         assert "error" not in server.log.lower() and "gone" not in server.log
     assert [one.name for one in tmp_path.iterdir()] == ["log"]  # no folder is left behind
+
+
+def test_a_planned_restart_of_two_processes_is_one_line_of_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "admin"
+    with Running(tmp_path / "log", *OPTIONS, "--admin-socket", str(path)) as server:
+        server.wait_until_ready()
+        engine = server.engine_pid()
+        (rank,) = server.wait_for("a second rank", lambda: ranks_of(engine))
+        seen = len(server.log)
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://admin", trust_env=False) as http:
+            assert http.post("/restart").json() == {"lost": 0}
+        wait_for("the end of a rank", lambda: not runs(rank))
+        server.wait_for_another_engine(engine)
+        told = [line for line in server.log[seen:].splitlines() if '"/ready' not in line]
+        told = [line for line in told if "/ready 503" not in line]
+        assert len(told) == 1 and "INFO the operator restarts the engine" in told[0], told

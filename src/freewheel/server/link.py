@@ -32,7 +32,7 @@ from freewheel.spec import FinishReason, Handoff, SamplingParams
 
 log = logging.getLogger("freewheel.server")
 
-LONGEST_PAUSE = 30.0
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 TICK = 1.0
 """How often is looked whether the engine still says something."""
 STARTING_SECONDS, STARTING_SHARE = 600.0, 10
@@ -41,8 +41,15 @@ LAST_WORDS = 10.0
 """How long an engine that said why it cannot start may be away before that is here."""
 ENDING_SECONDS = 10.0
 """How long an engine may take to end by itself: it ends its ranks, and clears away."""
+RESTART_SECONDS = 2.0
+"""The same where it is restarted: nobody waits for it to clear away."""
 ADDRESS_BYTES = 100
 """A Unix socket's path has 107 bytes at most."""
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
 
 
 class EngineState(StrEnum):
@@ -65,8 +72,8 @@ class Link:
         self.loading: m.Loading | None = None
         self.restarts = 0
         self.unfit = ""
-        self._misled = False
         """Why the engine could not start, if it said so."""
+        self._misled = self._planned = False
         self.ledger = Ledger(settings.queue_tokens, settings.max_requests)
         self.on_round: Callable[[RoundTimes], None] = lambda _: None
         self.on_step: Callable[[Ticket, m.Step, float], None] = lambda *_: None
@@ -155,9 +162,18 @@ class Link:
         self._send(m.Flush())
 
     def kill(self) -> None:
-        """End the engine process; another one follows, as after any end of it."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
+        """End the engine process as the operator asks; another one follows, as after any end.
+
+        As if this process were gone: it then ends its ranks too, which would take any other end of
+        it for the loss of a rank. One that cannot is killed.
+        """
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        self._planned = True
+        assert process.stdin is not None
+        process.stdin.close()
+        asyncio.get_running_loop().call_later(RESTART_SECONDS, _kill, process)
 
     def _send(self, order: m.Order) -> None:
         """In order, and at once as far as the socket can tell: its queue is unbounded."""
@@ -165,7 +181,7 @@ class Link:
         self._socket.send(m.encode(order))
 
     async def _keep_running(self) -> None:
-        pause = 0.5
+        pause = SHORTEST_PAUSE
         for generation in itertools.count():
             begun = time.monotonic()
             self.state, self.ready, self.loading, self.unfit = EngineState.STARTING, None, None, ""
@@ -181,8 +197,11 @@ class Link:
             self.state = EngineState.DOWN
             self.restarts += 1
             if time.monotonic() - begun > 2 * LONGEST_PAUSE:
-                pause = 0.5
-            log.error("the engine process ended; the next one starts in %.1f s", pause)
+                pause = SHORTEST_PAUSE
+            if self._planned:
+                pause, self._planned = SHORTEST_PAUSE, False
+            else:
+                log.error("the engine process ended; the next one starts in %.1f s", pause)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 

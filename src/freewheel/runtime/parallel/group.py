@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -98,7 +99,9 @@ def _gather(parts: Tensor, x: Tensor, group: Any, later: bool) -> Any:
 
 def lost(why: str, error: RuntimeError | ValueError) -> RankError:
     """What to raise where torch.distributed says that ranks no longer meet."""
-    reason = why or str(error).splitlines()[0]
+    # Its first sentence, without the places in its sources that gloo and NCCL name.
+    said = re.sub(r"^\[/[^\]]*\]\s*|\s*(?:in: )?/\S+:\d+,?", "", str(error).splitlines()[0])
+    reason = why or said.split(". ")[0].rstrip(".")
     return RankError(f"tp: another rank of this engine is gone ({reason}); start it anew")
 
 
