@@ -281,6 +281,32 @@ def test_what_other_servers_clients_always_send_is_taken_with_that_value_alone(
         check_refused(other, field)
 
 
+@pytest.mark.parametrize("stream", [{}, {"stream": False}, {"stream": None}])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_settings_of_a_stream_need_a_stream(server: Running, path: str, stream: dict) -> None:
+    asked: dict[str, Any] = {"max_tokens": 2, "stream_options": {"include_usage": True}}
+    asked |= {"messages": ASKED} if "chat" in path else {"prompt": "Hello"}
+    found = server.http.post(path, json=asked | stream)
+    check_refused(found, "stream_options")
+    assert "stream: true" in found.json()["error"]["message"]
+    assert server.http.post(path, json=asked | {"stream": True}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [{"tool_choice": "none"}, {"tool_choice": "auto"}, {"parallel_tool_calls": False}],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_without_tools_a_choice_that_changes_nothing_is_taken(
+    server: Running, path: str, neutral: dict
+) -> None:
+    chat = {"messages": ASKED, "max_tokens": 2}
+    asked = chat if "chat" in path else {"input": "Hello", "max_output_tokens": 2}
+    assert server.http.post(path, json=asked | neutral).status_code == 200
+    check_refused(server.http.post(path, json=asked | {"tool_choice": "required"}), "tool_choice")
+
+
 @pytest.mark.parametrize(("extra", "field"), CHATS)
 def test_a_bad_chat_is_refused_by_its_field(server: Running, extra: dict, field: str) -> None:
     content = json.dumps({"messages": ASKED, "max_tokens": 2} | extra).encode()

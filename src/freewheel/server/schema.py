@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
+from freewheel.server.failures import ApiError
+
 MAX_TEXT = 4 << 20
 """Characters of one text; the body's own limit comes first by default."""
 MAX_CHOICES = 128
@@ -130,3 +132,9 @@ class Choices(Sampling):
     bootstrap_port: Port | None = None
     bootstrap_room: Room | None = None
     kv_transfer_params: KvTransfer | None = None
+
+    def check_stream(self) -> None:
+        """Raise ApiError 400 for settings of a stream that is not asked for."""
+        if self.stream_options is not None and not self.stream:
+            message = "stream_options: goes with stream: true, and only with it"
+            raise ApiError(400, message, param="stream_options", code="invalid_value")

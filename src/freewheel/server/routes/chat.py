@@ -161,6 +161,7 @@ class ChatRequest(Choices, Talked):
 async def chat_completions(body: ChatRequest, serving: Served) -> Response:
     """The next turn of a conversation, `n` times."""
     model = serving.check_model(body.model)
+    body.check_stream()
     calling = body.calling()
     limit = body.max_completion_tokens
     if limit is not None and body.max_tokens not in (None, limit):

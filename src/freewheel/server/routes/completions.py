@@ -58,6 +58,7 @@ class Prompts:
 async def completions(body: CompletionRequest, serving: Served) -> Response:
     """Continue each prompt, `n` times."""
     model = serving.check_model(body.model)
+    body.check_stream()
     if body.suffix:
         raise unsupported("suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
