@@ -224,12 +224,82 @@ def test_a_bad_completion_is_refused_by_its_field(
         ("best_of", "n gives several"),
         ("temprature", "use temperature"),
         ("max_tokenz", "use max_tokens"),
+        ("no_stop_trim", "use include_stop_str_in_output"),
+        ("rid", "x-request-id"),
+        ("request_id", "x-request-id"),
+        ("return_hidden_states", "there are none"),
+        ("lora_path", "no adapters"),
+        ("add_special_tokens", "give token ids"),
     ],
 )
 def test_a_field_of_another_server_is_told_ours(server: Running, field: str, hint: str) -> None:
     found = server.http.post("/v1/completions", json={"prompt": "Hello", field: 2})
     check_refused(found, field)
     assert hint in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("address", "hint"),
+    [
+        ("/generate", "/v1/completions"),
+        ("/health_generate", "/ready"),
+        ("/get_server_info", "/v1/loads"),
+        ("/get_model_info", "/v1/models"),
+        ("/flush_cache", "--admin-socket"),
+    ],
+)
+def test_an_address_of_another_server_is_told_ours(
+    server: Running, address: str, hint: str
+) -> None:
+    for found in (server.http.get(address), server.http.post(address, json={})):
+        assert found.status_code == 404 and hint in found.json()["error"]["message"]
+
+
+def chat_with(part: dict) -> dict:
+    return {"messages": [{"role": "user", "content": [part]}]}
+
+
+CHAT, TURN = "/v1/chat/completions", {"role": "user", "content": "a"}
+TEXT_ONLY = "are not supported: this server takes text"
+
+
+@pytest.mark.parametrize(
+    ("path", "extra", "said"),
+    [
+        (CHAT, {"tool_choice": {"type": "function", "function": {}}},
+         "tool_choice.function.name: is required"),
+        (CHAT, {"messages": []}, "messages: must not be empty"),
+        (CHAT, {"messages": [{"rol": "user", "content": "a"}]},
+         "messages.0.rol: is not a field that this server knows; use role"),
+        (CHAT, {"store": True}, "store: must be false"),
+        (CHAT, {"n": 0}, "n: must be at least 1"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+         "tools.0.function.name: must match ^[A-Za-z0-9_.-]{1,64}$"),
+        (CHAT, {"response_format": {"type": "json_schema", "schema": {}}},
+         "response_format.schema: is not a field that this server knows; use json_schema.schema"),
+        (CHAT, chat_with({"type": "image_url", "image_url": {"url": "x"}}),
+         f"messages.0.content.0.type: images {TEXT_ONLY}"),
+        (CHAT, chat_with({"type": "input_audio", "input_audio": {}}),
+         f"messages.0.content.0.type: sounds {TEXT_ONLY}"),
+        ("/v1/messages", {"max_tokens": 1} | chat_with({"type": "image", "source": {}}),
+         f"messages.0.content.0: images {TEXT_ONLY}"),
+        ("/v1/messages", {"max_tokens": 1} | chat_with({"type": "text"}),
+         "messages.0.content.0.text: is required"),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         f"input.0.content.0.type: images {TEXT_ONLY}"),
+        ("/v1/responses", {"input": [{"type": "function_call", "call_id": "a", "name": "f"}]},
+         "input.0.arguments: is required"),
+        ("/tokenize", {"messages": [TURN | {"contnt": 1}]},
+         "messages.0.contnt: is not a field that this server knows; use content"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_refusal_is_in_the_clients_words(
+    server: Running, path: str, extra: dict, said: str
+) -> None:
+    body = ({"messages": ASKED} if path == CHAT else {}) | extra
+    found = server.http.post(path, json=body)
+    assert (found.status_code, found.json()["error"]["message"]) == (400, said)
 
 
 def test_a_misspelt_field_is_told_those_of_its_own_address(server: Running) -> None:

@@ -31,6 +31,7 @@ from freewheel.server.routes import (
     tokens,
 )
 from freewheel.server.serving import Serving
+from freewheel.spec.elsewhere import address_hint
 
 log = logging.getLogger("freewheel.server")
 
@@ -109,7 +110,9 @@ def _inside(error: Mapping[str, Any]) -> tuple[str | int, ...]:
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    answer = _answer(request, ApiError(error.status_code, f"{error.detail}"))
+    hint = address_hint(request.url.path) if error.status_code == 404 else ""
+    text = f"{error.detail}: {hint}" if hint else f"{error.detail}"
+    answer = _answer(request, ApiError(error.status_code, text))
     answer.headers.update(error.headers or {})
     return answer
 

@@ -55,12 +55,12 @@ def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
         sent = ", sent with content-type: application/json" if raw else ""
         return _refusal("body", None, f"must be a JSON object{sent}")
     unknown = first["type"] == "extra_forbidden"
-    path, beside = path_of(body, parts[:-1] if unknown else parts)
+    path, _ = path_of(body, parts[:-1] if unknown else parts)
     message = _words(first)
     if unknown:
         _, beside = path_of(body, parts)
+        hint = field_hint(parts[-1], beside, ".".join(path))
         path.append(parts[-1])
-        hint = field_hint(parts[-1], beside)
         message = "is not a field that this server knows" + (f"; {hint}" if hint else "")
     field = next((part for part in path if not part.isdigit()), None)
     return _refusal(".".join(path) or "body", field, message)

@@ -119,7 +119,9 @@ _IN_REQUESTS = {
     "n": "num_return_sequences",
     "seed": "random_seed sampling_seed",
     "response_format": "structured_outputs format",
+    "include_stop_str_in_output": "no_stop_trim",
 }
+_REQUEST_ID = "send it as the header x-request-id"
 _NOT_IN_REQUESTS = {
     "best_of": "answers are not ranked; n gives several",
     "use_beam_search": "there is no beam search",
@@ -129,7 +131,34 @@ _NOT_IN_REQUESTS = {
     "extra_body": "its fields stand in the request itself: it is the Python client's word",
     "logits_processors": "no code of a caller runs in a round; logit_bias does",
     "suffix": "answers continue a prompt; nothing is filled in",
+    "add_special_tokens": "the model's own begin token is added to text; give token ids, which "
+    "/tokenize makes, for a prompt without it",
+    "rid": _REQUEST_ID,
+    "request_id": _REQUEST_ID,
+    "return_hidden_states": "there are none to be had",
+    "lora_path": "there are no adapters",
+    "lora_request": "there are no adapters",
 }
+_IN_PLACES = {
+    "response_format.schema": "json_schema.schema",
+    "response_format.name": "json_schema.name",
+    "response_format.strict": "json_schema.strict",
+    "response_format.description": "json_schema.description",
+}
+"""Fields one level too high."""
+_ADDRESSES = {
+    "/generate": "POST /v1/completions continues a prompt",
+    "/health_generate": "GET /ready says whether a request would be served",
+    "/get_server_info": "GET /v1/loads has the load, GET /version the version",
+    "/server_info": "GET /v1/loads has the load, GET /version the version",
+    "/get_model_info": "GET /v1/models has the model",
+    "/model_info": "GET /v1/models has the model",
+    "/get_load": "GET /v1/loads has the load",
+    "/flush_cache": "the operator's socket has it (--admin-socket)",
+    "/abort_request": "the operator's socket has it as POST /abort (--admin-socket); a client "
+    "closes its connection",
+}
+"""Of other servers, and what has their place here."""
 
 
 def _turned(names: dict[str, str]) -> dict[str, str]:
@@ -200,9 +229,16 @@ def argument_hint(name: str, known: Iterable[str], wishes: Iterable[str]) -> str
     return "docs/api.md lists them" if meant is None else f"use {meant}"
 
 
-def field_hint(name: str, known: Iterable[str] = ()) -> str:
+def address_hint(path: str) -> str:
+    """What has the place of another server's address here; empty if nothing is known of it."""
+    return _ADDRESSES.get(path, "")
+
+
+def field_hint(name: str, known: Iterable[str] = (), inside: str = "") -> str:
     """The same for a field of a request over HTTP, which may have those that are `known`; empty if
-    nothing is known of it."""
+    nothing is known of it. `inside`: the field that it stands in, if any."""
+    if (meant := _IN_PLACES.get(f"{inside}.{name}")) is not None:
+        return f"use {meant}"
     if name in _NOT_IN_REQUESTS:
         return _NOT_IN_REQUESTS[name]
     meant = _FIELDS.get(name) or near(name, known)
