@@ -58,7 +58,7 @@ def named(**changed: Any) -> bytes:
 
 def peer(listener: socket.socket, said: bytes) -> None:
     sock, _ = listener.accept()
-    with sock, suppress(ConnectionError):
+    with sock, suppress(OSError):
         sock.recv(1 << 16)
         sock.sendall(said)
         sock.shutdown(socket.SHUT_WR)
