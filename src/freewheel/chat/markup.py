@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from freewheel.chat.turns import Tool
+from freewheel.spec.references import steps_of
 
 SPACE = " \t\r\n"
 LONGEST_NAME = 256
@@ -323,9 +324,8 @@ def _target(schema: Any, root: Any) -> Any:
         if not isinstance(reference, str) or not reference.startswith("#/"):
             break
         schema = root
-        for part in reference[2:].split("/"):
-            key = part.replace("~1", "/").replace("~0", "~")
-            schema = schema.get(key) if isinstance(schema, Mapping) else None
+        for name in steps_of(reference):
+            schema = schema.get(name) if isinstance(schema, Mapping) else None
     return schema
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from freewheel.spec.references import steps_of
 from freewheel.structured.values import NOTES, Schema
 
 _ENFORCED = frozenset(
@@ -125,8 +126,7 @@ def target(root: Mapping[str, Any], reference: Any) -> list[tuple[str, Any]]:
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return []
     found: Any = root
-    for part in _PERCENT.sub(_decoded, reference[2:]).split("/"):
-        name = part.replace("~1", "/").replace("~0", "~")
+    for name in steps_of(_PERCENT.sub(_decoded, reference)):
         if isinstance(found, dict) and name in found:
             found = found[name]
         elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):

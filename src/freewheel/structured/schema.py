@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from freewheel.spec.references import steps_of
 from freewheel.structured.keywords import bare, unenforced
 from freewheel.structured.simplify import simplified
 from freewheel.structured.values import NOTES, Nothing
@@ -188,8 +189,7 @@ class _Reader:
                 f"refers to {reference!r} at {where}; only references like #/$defs/x work"
             )
         found = self._root
-        for part in reference[2:].split("/"):
-            name = part.replace("~1", "/").replace("~0", "~")
+        for name in steps_of(reference):
             if not isinstance(found, dict) or name not in found:
                 raise Refusal(f"refers to {reference!r} at {where}, which is not there")
             found = found[name]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from freewheel.spec.references import steps_of
 from freewheel.structured.counting import MAX_BRANCHES, counted
 from freewheel.structured.merging import apart, kinds_of, merged, names_in, requiring, without
 from freewheel.structured.values import (
@@ -160,8 +161,7 @@ class Simplifier:
         if not isinstance(reference, str) or not reference.startswith("#/") or depth > MAX_DEPTH:
             raise Unclear
         found = self._root
-        for part in reference[2:].split("/"):
-            name = part.replace("~1", "/").replace("~0", "~")
+        for name in steps_of(reference):
             if not isinstance(found, dict) or name not in found:
                 raise Unclear
             found = found[name]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from freewheel.spec.references import steps_of
 from freewheel.structured.decimals import bounds_of, numbers
 from freewheel.structured.lark import TEXT_FORMATS
 from freewheel.structured.merging import merged
@@ -223,7 +224,7 @@ class Speller:
             reference = one.get("$ref") if isinstance(one, dict) else None
             if not isinstance(reference, str):
                 continue
-            _, home, name, *_ = [*map(_unescaped, reference.split("/")), "", ""]
+            home, name, *_ = [*steps_of(reference), "", ""]
             if home not in self._defs or name not in self._defs[home] or name in found[home]:
                 continue
             found[home][name] = target = self._defs[home][name]
@@ -231,11 +232,6 @@ class Speller:
                 raise Unclear
             left.append(target)
         return found
-
-
-def _unescaped(part: str) -> str:
-    """Of a reference."""
-    return part.replace("~1", "/").replace("~0", "~")
 
 
 def integers(low: int | None, high: int | None) -> list[str]:
