@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,6 @@ from freewheel.config import EngineConfig
 from freewheel.engine import Survey, plan_gpus, survey
 from freewheel.engine.conversation import conversations, messages_of
 from freewheel.errors import CheckpointError, ConfigError, RequestError
-from freewheel.spec.elsewhere import (
-    _ABSENT,
-    _ELSEWHERE,
-    _IN_PARAMS,
-    _NAMES,
-    _NOT_IN_PARAMS,
-    _PARAMS,
-)
 from tests.program.whitebox import GREEDY, answers, engine
 
 
@@ -285,15 +277,6 @@ def test_an_option_that_does_not_exist_is_named_with_what_is_meant(name: str, an
     options: dict[str, Any] = {name: 3}
     with pytest.raises(ConfigError, match=f"^{name}: is no option; .*{answer}"):
         LLM("demo", **options)
-
-
-def test_every_hint_names_an_option() -> None:
-    known = {one.name for one in fields(EngineConfig)}
-    assert set(_ELSEWHERE) <= known
-    assert not known & (set(_NAMES) | set(_ABSENT))
-    wishes = {one.name for one in fields(SamplingParams)}
-    assert set(_IN_PARAMS) <= wishes
-    assert not wishes & (set(_PARAMS) | set(_NOT_IN_PARAMS))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any, cast
 
 import typer
@@ -20,6 +21,8 @@ UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
 
 _LINE_END = re.compile(r"(?<!\n)\n[ ]*(?!\n)(?=\S)")
+
+_EXTRA = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.*)\)")
 
 BAD_INPUT = 2
 """Exit code of a command that was given what it cannot take."""
@@ -49,8 +52,14 @@ class Hinting(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except UsageError as error:
-            option = vars(error).get("option_name")
-            hint = self._hint(ctx, option, given) if isinstance(option, str) else ""
+            option = _whole(vars(error).get("option_name"), given)
+            if option is None:
+                switch = self._switch_with_value(str(error), given)
+                if not switch:
+                    raise
+                message = f"{switch} is a switch, which takes no value"
+                raise UsageError(message, ctx=ctx) from error
+            hint = self._hint(ctx, option, given)
             if not hint:
                 raise
             raise UsageError(f"No such option: {option}; {hint}", ctx=ctx) from error
@@ -70,14 +79,36 @@ class Hinting(TyperCommand):
             if isinstance(one, TyperOption) and one.name
         )
 
+    def _switch_with_value(self, message: str, given: list[str]) -> str:
+        """The switch behind which a word stands that `message` is about; empty if none does."""
+        extra = _EXTRA.search(message)
+        words = [] if extra is None else extra[1].split()
+        switches = {
+            name
+            for one in self.params
+            if isinstance(one, TyperOption) and one.is_flag
+            for name in (*one.opts, *one.secondary_opts)
+        }
+        return next((a for a, b in pairwise(given) if a in switches and b in words), "")
+
     def _hint(self, ctx: Any, option: str, given: list[str]) -> str:
-        options = {one.name for one in self.params if one.param_type_name == "option"}
         arguments = {one.name for one in self.params if one.param_type_name == "argument"}
         value = _value_of(option, given)
         standing = {
             name: f"{ctx.command_path} {value or name.upper()}" for name in arguments if name
         }
-        return option_hint(option, sorted(filter(None, options)), standing)
+        return option_hint(
+            option, {name: one.on for name, one in self.by_field().items()}, standing
+        )
+
+
+def _whole(option: object, given: list[str]) -> str | None:
+    """An unknown option as it was given: of `-tp`, only `-t` is named."""
+    if not isinstance(option, str):
+        return None
+    if option.startswith("--"):
+        return option
+    return next((word for word in given if word.startswith(option)), option)
 
 
 def _longest(written: list[str]) -> str:
