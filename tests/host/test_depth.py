@@ -243,7 +243,7 @@ def test_a_request_whose_drafts_are_wrong_counts_as_much_as_one_whose_drafts_are
     none."""
     policy = DepthPolicy((0, 5), 5, 4)
     policy.took_empty(StepShape(2, 1, 0), 1.0)
-    policy.took_empty(StepShape(2, 6, 5), 2.0)
+    policy.took_empty(StepShape(2, 6, 5), 2.4)
     for _ in range(60):
         policy.count("right", 5, 5, 99)
         policy.count("wrong", 5, 0, 99)

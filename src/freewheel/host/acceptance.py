@@ -27,6 +27,10 @@ NEW = 2
 TRUST = 6.0
 """Trials of all requests that weigh as much as so many of a request's own."""
 
+AT_ONCE = 4
+"""Requests of which it is worked out at one time what their latest rounds say, for that takes a
+host longer than all else here: those with the most of them. Others are as they were known."""
+
 LIKE = 0.8
 """How much what is known of a request's first drafts says of its next ones, in powers of odds."""
 
@@ -38,6 +42,10 @@ def _places() -> list[float]:
     return [0.0] * PLACES
 
 
+def _counts() -> list[int]:
+    return [0] * PLACES
+
+
 @dataclass(slots=True)
 class Trials:
     """At each place (from 1 on): drafts before which all were right, and how many of them were
@@ -47,29 +55,27 @@ class Trials:
     trials: list[float] = field(default_factory=_places)
     hits: list[float] = field(default_factory=_places)
 
-    def add(self, seen: dict[tuple[int, int], int]) -> None:
-        """Rounds by (drafts that could be right, how many of the first were)."""
-        trials, hits = [0] * PLACES, [0] * PLACES
-        for (offered, agreed), rounds in seen.items():
-            for place in range(1, agreed + 1):
-                trials[place] += rounds
-                hits[place] += rounds
-            if agreed < offered:
-                trials[agreed + 1] += rounds
-        for place in range(1, PLACES):
-            if tried := trials[place]:
+    def add(self, ends: Sequence[int], misses: Sequence[int]) -> None:
+        """Rounds, counted as those of a `_Row` are."""
+        hits = 0
+        for place in range(MAX_DEPTH, 0, -1):
+            hits += ends[place]
+            if tried := hits + misses[place]:
                 left = self.fade**tried
                 self.trials[place] = left * self.trials[place] + tried
-                self.hits[place] = left * self.hits[place] + hits[place]
+                self.hits[place] = left * self.hits[place] + hits
 
 
 @dataclass(slots=True)
 class _Row:
-    """A request: what its rounds showed, those that were not added yet, and what follows."""
+    """A request: what its rounds showed and what follows; and of those that were not added yet, how
+    many ended behind so many right drafts, and how many with a wrong draft at each place."""
 
     known: Trials = field(default_factory=lambda: Trials(FADE))
     rounds: int = 0
-    fresh: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    fresh: int = 0
+    ends: list[int] = field(default_factory=_counts)
+    misses: list[int] = field(default_factory=_counts)
     tokens: list[float] = field(default_factory=list[float])
 
 
@@ -95,13 +101,16 @@ class Acceptance:
         if own is None:
             own = self._rows[row] = _Row()
         own.rounds += 1
-        own.fresh[offered, agreed] = own.fresh.get((offered, agreed), 0) + 1
+        own.fresh += 1
+        own.ends[agreed] += 1
+        if agreed < offered:
+            own.misses[agreed + 1] += 1
 
     def forget(self, row: str) -> None:
         """The request has ended; what all requests show remembers it."""
         own = self._rows.pop(row, None)
         if own is not None:
-            self._all.add(own.fresh)
+            self._all.add(own.ends, own.misses)
             self._learn()
 
     def new(self, row: str) -> bool:
@@ -113,13 +122,15 @@ class Acceptance:
         """Rounds that a token takes, summed over these requests, at each depth from 0 on."""
         owners = [self._rows.get(row) for row in rows]
         fresh = [own for own in owners if own is not None and own.fresh]
-        for own in fresh:
-            self._all.add(own.fresh)
-            own.known.add(own.fresh)
-            own.fresh.clear()
+        if len(fresh) > AT_ONCE:
+            fresh = sorted(fresh, key=_fresh, reverse=True)[:AT_ONCE]
         if fresh:
+            ends, misses = [own.ends for own in fresh], [own.misses for own in fresh]
+            self._all.add(_sums(ends), _sums(misses))
             self._learn()
         for own in fresh:
+            own.known.add(own.ends, own.misses)
+            own.fresh, own.ends, own.misses = 0, _counts(), _counts()
             own.tokens = self._expected(own.known)
         every = [self.expected(row) for row in rows]
         if len(every) == 1:
@@ -145,13 +156,22 @@ class Acceptance:
         for place, (usual, odds) in zip(self._places, self._usual, strict=True):
             mine = usual
             if own is not None:
-                guess = TRUST * odds * better / (1 + odds * better)
-                mine = (own.hits[place] + guess) / (own.trials[place] + TRUST)
+                here = odds * better
+                mine = (own.hits[place] + TRUST * here / (1 + here)) / (own.trials[place] + TRUST)
                 better = (_odds(mine) / odds) ** LIKE
             right *= mine
             total += right
             tokens.append(total)
         return tokens
+
+
+def _fresh(own: _Row) -> int:
+    return own.fresh
+
+
+def _sums(counts: Sequence[Sequence[int]]) -> Sequence[int]:
+    """Place by place."""
+    return counts[0] if len(counts) == 1 else list(map(sum, zip(*counts, strict=True)))
 
 
 def _odds(probability: float) -> float:

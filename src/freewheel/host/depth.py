@@ -30,12 +30,14 @@ NEAR, NEARER = 0.85, 0.95
 """A depth is tried if it seems worth this part of the one in use; one whose time rounds without
 rows told is tried for its time only if it seems worth the other part."""
 
-MARGIN = 1.01
-"""A depth must be this much better than the present one."""
+MARGIN = 1.04
+"""A depth must be this much better than the present one: less is not known so well, and going to and
+fro has its price."""
 
 SOON, EVERY = 4, 16
 """Rounds between two judgements of a load whose requests stay: when they came, and later. Letters
-are some rounds late, and judging takes a good part of a small model's round on a fast device."""
+are some rounds late, and judging takes a good part of a small model's round on a fast device, the
+more so the more requests there are: those of many are judged more seldom."""
 
 
 @dataclass(slots=True)
@@ -99,7 +101,7 @@ class DepthPolicy:
         if now.rows != rows:
             # One of many requests may wait for a judgement, for it changes little.
             now.rows, now.since = rows, now.rounds
-            now.due = min(now.due, now.rounds + len(rows) // 2)
+            now.due = min(now.due, now.rounds + 2 * (len(rows) - 1))
         if now.rounds >= now.due:
             self._judge(now, others)
         if now.trying is not None:
@@ -144,7 +146,8 @@ class DepthPolicy:
             for depth in self.depths
         }
         now.longer = max(lost[self._start], 0.0)
-        now.due = now.rounds + min(max(SOON, now.rounds - now.since), EVERY)
+        many, stayed = len(now.rows), now.rounds - now.since
+        now.due = now.rounds + min(max(SOON, 2 * many, stayed), EVERY * (1 + many // 4))
         self._try(now, worth, lost)
 
     def _try(self, now: _Load, worth: dict[int, float], lost: dict[int, float]) -> None:
