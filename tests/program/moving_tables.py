@@ -47,6 +47,7 @@ TABLES: tuple[tuple[Section, Spelt, Spelt], ...] = (
     (deployment.BENCH, option, option),
     (requests.PARAMS, plain, plain),
     (requests.ARGUMENTS, plain, plain),
+    (requests.PROMPTS, plain, plain),
     (requests.FIELDS, plain, plain),
     (service.ADDRESSES, plain, plain),
     (service.METRICS, plain, own_metric),

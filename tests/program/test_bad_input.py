@@ -104,6 +104,61 @@ def test_every_sequence_of_prompts_or_ids_is_one(llm: LLM) -> None:
     assert len(llm.generate(("a", [1], (2,)), GREEDY)) == 3
 
 
+def test_prompts_as_vllm_writes_them_are_taken(llm: LLM) -> None:
+    texts, ids = answers(llm, ["abc"]), answers(llm, [[1, 2, 3]])  # type: ignore[list-item]
+    for same in ({"prompt": "abc"}, [{"prompt": "abc", "multi_modal_data": None}]):
+        assert answers(llm, same) == texts  # type: ignore[arg-type]
+    given = {"prompt_token_ids": [1, 2, 3], "cache_salt": "mine"}
+    assert answers(llm, [given]) == ids  # type: ignore[list-item]
+    assert answers(llm, [given, "abc", [1, 2, 3]]) == [*ids, *texts, *ids]  # type: ignore[list-item]
+    assert [chunk.token_ids for chunk in llm.stream(given, GREEDY)]
+    llm.check_room({"prompt": "abc"}, GREEDY)
+
+
+def test_a_prompts_own_salt_is_heeded(llm: LLM) -> None:
+    ids = [7] * 40
+    llm.generate({"prompt_token_ids": ids, "cache_salt": "one"}, GREEDY)
+    for salt, found in (("one", True), ("other", False)):
+        (output,) = llm.generate([{"prompt_token_ids": ids, "cache_salt": salt}], GREEDY)
+        assert (output.metrics.cached_tokens > 0) == found
+    (output,) = llm.generate([{"prompt_token_ids": ids}], GREEDY, cache_salt="one")
+    assert output.metrics.cached_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "multi_modal_data: .*text alone"),
+        ({"prompt_embeds": 1}, "prompt_embeds: .*text or token ids"),
+        ({"encoder_prompt": "a", "decoder_prompt": "b"}, "encoder_prompt: .*no encoder"),
+        ({"text": "a"}, "text: is no part of a prompt; use prompt"),
+        ({"input_ids": [1]}, "input_ids: .*use prompt_token_ids"),
+        ({"promt": "a"}, "promt: .*use prompt"),
+        ({"xyz": "a"}, "xyz: .*one of prompt and prompt_token_ids"),
+        ({1: 2}, "1: is no part of a prompt"),
+        ({}, "prompt: is missing"),
+        ({"prompt": None}, "prompt: is missing"),
+        ({"prompt": "a", "prompt_token_ids": [1]}, "prompt_token_ids: stands beside prompt"),
+        ({"prompt": [1]}, "prompt: must be text in a mapping, got list"),
+        ({"prompt_token_ids": "a"}, "prompt_token_ids: must be a list of ids, got str"),
+        ({"prompt_token_ids": [-1]}, "prompt: token id -1"),
+        ({"prompt": "a", "cache_salt": 5}, "cache_salt: must be text"),
+    ],
+    ids=str,
+)
+def test_what_a_prompt_cannot_hold_is_named(llm: LLM, prompt: Any, answer: str) -> None:
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(RequestError, match=f"^{answer}"):
+            call(prompt, GREEDY)
+    with pytest.raises(RequestError, match=f"^{answer}"):
+        llm.generate(["a", prompt], GREEDY)
+
+
+def test_two_salts_for_one_prompt_are_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="cache_salt: the prompt has one, and the call another"):
+        llm.generate({"prompt": "a", "cache_salt": "x"}, GREEDY, cache_salt="y")
+
+
 @pytest.mark.parametrize(
     "params", [{}, [], [None], [GREEDY, GREEDY], SamplingParams, "x", 0, False], ids=range(8)
 )

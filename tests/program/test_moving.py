@@ -40,6 +40,7 @@ EVERY = [
     *OPTIONS,
     *(row for section in (deployment.BENCH, requests.PARAMS) for row in section[1]),
     *(row for section in (requests.ARGUMENTS, requests.FIELDS) for row in section[1]),
+    *requests.PROMPTS[1],
     *(row for section in (service.ADDRESSES, service.METRICS) for row in section[1]),
     *(row for section in (service.ENVIRONMENT, service.COMMANDS) for row in section[1]),
 ]

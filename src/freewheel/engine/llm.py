@@ -19,6 +19,7 @@ from freewheel.engine.arguments import (
     is_list,
     kind_of,
     names_its_arguments,
+    opened,
     param_list,
     priorities,
     prompt_list,
@@ -321,6 +322,7 @@ class LLM:
         shows: bool = False,
     ) -> Request:
         check_priority(priority)
+        prompt, cache_salt = opened(prompt, cache_salt)
         if not isinstance(cache_salt, str):
             raise RequestError("cache_salt", f"must be text, got {kind_of(cache_salt)}")
         if not isinstance(params, SamplingParams):

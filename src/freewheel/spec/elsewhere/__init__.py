@@ -9,6 +9,7 @@ from freewheel.spec.elsewhere.hints import (
     near,
     option_hint,
     params_hint,
+    prompt_hint,
 )
 from freewheel.spec.elsewhere.rows import Names, Row, Section
 
@@ -23,4 +24,5 @@ __all__ = [
     "near",
     "option_hint",
     "params_hint",
+    "prompt_hint",
 ]

@@ -23,6 +23,7 @@ OPTIONS = Names.of(*SECTIONS)
 BENCH = Names.of(deployment.BENCH)
 PARAMS = Names.of(requests.PARAMS)
 ARGUMENTS = Names.of(requests.ARGUMENTS)
+PROMPTS = Names.of(requests.PROMPTS)
 FIELDS = Names.of(requests.FIELDS)
 ADDRESSES = Names.of(service.ADDRESSES)
 
@@ -126,6 +127,15 @@ def argument_hint(name: str, known: Iterable[str], wishes: Iterable[str]) -> str
         return f"use params=SamplingParams({name}=..)"
     meant = meant or near(name, there)
     return _LISTED if meant is None else f"use {meant}"
+
+
+def prompt_hint(name: str, known: Iterable[str]) -> str:
+    """The same for a part of a prompt that is a mapping."""
+    row, there = PROMPTS.find(name), list(known)
+    if row is not None:
+        return f"use {row.ours}" if row.ours else row.note
+    meant = near(name, there)
+    return f"it has one of {' and '.join(there[:2])}" if meant is None else f"use {meant}"
 
 
 def address_hint(path: str) -> str:

@@ -124,6 +124,28 @@ ARGUMENTS: Section = (
     ),
 )
 
+PROMPTS: Section = (
+    "Prompts as mappings",
+    (
+        Row("prompt", "text", "prompt"),
+        Row("prompt_token_ids", "input_ids", "prompt_token_ids"),
+        Row("cache_salt", "extra_key", "cache_salt"),
+        Row(
+            "multi_modal_data multi_modal_uuids mm_processor_kwargs",
+            "image_data audio_data video_data",
+            "",
+            "models are for text alone: leave it out",
+        ),
+        Row("prompt_embeds", "input_embeds", "", "a prompt is text or token ids"),
+        Row(
+            "encoder_prompt decoder_prompt token_type_ids",
+            "",
+            "",
+            "models have no encoder: give one prompt",
+        ),
+    ),
+)
+
 FIELDS: Section = (
     "Fields of `/v1/completions` and `/v1/chat/completions`",
     (
