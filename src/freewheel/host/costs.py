@@ -197,7 +197,7 @@ class Pace:
     ) -> tuple[float, float] | None:
         """Seconds since the letter before, if that, this one and all in flight are of one shape;
         and of those, the host's."""
-        alike = shape == self._shape and all([one is shape or one == shape for one in in_flight])
+        alike = shape == self._shape and all(one is shape or one == shape for one in in_flight)
         before, self._shape = self._arrived, shape
         self._arrived = None if at is None else at.seconds
         if not alike or before is None or at is None:

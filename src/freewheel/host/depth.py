@@ -31,8 +31,8 @@ NEAR, NEARER = 0.85, 0.95
 rows told is tried for its time only if it seems worth the other part."""
 
 MARGIN = 1.04
-"""A depth must be this much better than the present one: less is not known so well, and going to and
-fro has its price."""
+"""A depth must be this much better than the present one: less is not known so well, and to change
+has its price."""
 
 SOON, EVERY = 4, 16
 """Rounds between two judgements of a load whose requests stay: when they came, and later. Letters
