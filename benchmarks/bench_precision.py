@@ -26,12 +26,16 @@ from freewheel import LLM, SamplingParams
 from freewheel.config import find_model
 from freewheel.engine import convert
 from freewheel.models import LoadedModel, load_folder, open_folder
-from freewheel.spec.storage import Fp8Storage, PlainStorage, RowStorage
+from freewheel.spec.storage import Fp8IndexStorage, Fp8Storage, PlainStorage, RowStorage
 from tests.models.paged import Paged
 
 PROMPTS = Path(__file__).parent / "prompts.json"
 CONTEXT, MOST = 1024, 64
-STORAGES: dict[str, RowStorage] = {"bf16": PlainStorage("bfloat16"), "fp8": Fp8Storage()}
+STORAGES: dict[str, RowStorage] = {
+    "bf16": PlainStorage("bfloat16"),
+    "fp8": Fp8Storage(),
+    "fp8-index": Fp8IndexStorage(PlainStorage("bfloat16")),
+}
 
 Text = tuple[str, list[int], list[int]]
 """A prompt's kind, its tokens, and the answer's."""

@@ -3,7 +3,7 @@
 
     python benchmarks/bench_round.py --config benchmarks/configs/v32_tp8shard.json \
         [--batch 1,8] [--context 4096] [--speculate 3] [--weights fp8|mxfp4]
-        [--kv-cache-dtype fp8] [--layers N] [--deterministic] [--log FILE]
+        [--kv-cache-dtype fp8|fp8-index] [--layers N] [--deterministic] [--log FILE]
 
 The configurations are one rank's share of eight: heads, experts' width and vocabulary divided, full
 depth. Weights are bfloat16, or FP8 in blocks of 128 wherever a released checkpoint has them so;
@@ -63,13 +63,17 @@ from freewheel.spec.compressed import CompressedSpec
 from freewheel.spec.mesh import ALONE, Mesh
 from freewheel.spec.model import DsaSpec
 from freewheel.spec.model_config import read_model_spec
-from freewheel.spec.storage import Fp8Storage, PlainStorage, RowStorage
+from freewheel.spec.storage import Fp8IndexStorage, Fp8Storage, PlainStorage, RowStorage
 
 PAGES, HEADROOM = {DsaSpec: 64, CompressedSpec: 256}, 512
 BANDWIDTH = 4.3e12
 """Bytes a second that a large device-to-device copy moves on an H200, reads and writes counted."""
 
-STORAGES: dict[str, RowStorage] = {"bf16": PlainStorage("bfloat16"), "fp8": Fp8Storage()}
+STORAGES: dict[str, RowStorage] = {
+    "bf16": PlainStorage("bfloat16"),
+    "fp8": Fp8Storage(),
+    "fp8-index": Fp8IndexStorage(PlainStorage("bfloat16")),
+}
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 WEIGHTS = {
     "bf16": StreamSizes(2.0, 2.0),

@@ -25,7 +25,7 @@ DRAFTERS = ("auto", "mtp", "lookup")
 DEVICES = ("auto", "cpu", "cuda")
 GRAPHS = ("auto", "eager", "tape", "cuda")
 DTYPES = ("auto", "float32", "bfloat16", "float64")
-KV_CACHE_DTYPES = ("auto", "bf16", "fp8")
+KV_CACHE_DTYPES = ("auto", "bf16", "fp8", "fp8-index")
 LOAD_FORMATS = ("safetensors", "dummy")
 PRECISIONS = ("fp8", "mxfp4", "bf16")
 """What weights can be converted to."""
@@ -63,7 +63,8 @@ class EngineConfig:
     `max_batch`: requests decoded together. `context_len`: tokens of prompt and answer together;
     None takes the model's own limit. `page_size`: tokens of a cache page; None takes what suits the
     model. `cache_bytes`: budget of the paged cache. `kv_cache_dtype`: how its rows are stored; auto
-    is in what is computed in, fp8 holds nearly twice the tokens and changes some. `threads`:
+    is in what is computed in, fp8 holds nearly twice the tokens and changes some, fp8-index has the
+    index keys alone in FP8. `threads`:
     intra-op CPU threads. `prefix_cache`: keep pages of ended requests, for those that begin alike.
     `host_cache_gb`: host memory, in GB of 10^9 bytes, for pages that the device has no room for; of
     each rank, which keeps what its own device stored.

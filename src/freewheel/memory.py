@@ -10,7 +10,7 @@ from freewheel.config import Decisions, EngineConfig
 from freewheel.errors import ConfigError
 from freewheel.spec.cache import CacheGroup
 from freewheel.spec.model import ModelSpec
-from freewheel.spec.storage import Fp8Storage, PlainStorage, RowStorage
+from freewheel.spec.storage import Fp8IndexStorage, Fp8Storage, PlainStorage, RowStorage
 from freewheel.spec.transfer import SlotPlan
 
 
@@ -176,6 +176,8 @@ def resolve_storage(config: EngineConfig, dtype: str, decisions: Decisions) -> R
     """How cached rows are stored: in the dtype computed in, unless the user says otherwise."""
     if config.kv_cache_dtype == "fp8":
         return Fp8Storage()
+    if config.kv_cache_dtype == "fp8-index":
+        return Fp8IndexStorage(PlainStorage(dtype))
     if config.kv_cache_dtype == "bf16":
         return PlainStorage("bfloat16")
     decisions.note(

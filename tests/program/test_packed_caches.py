@@ -40,35 +40,50 @@ def fitting(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def packed(folder: Path, **options: Any) -> LLM:
-    return engine(folder, kv_cache_dtype="fp8", **options)
+def packed(folder: Path, rows: str = "fp8", **options: Any) -> LLM:
+    return engine(folder, kv_cache_dtype=rows, **options)
 
 
-@pytest.mark.parametrize("family", ["t32", "tg", "t4"])
+@pytest.mark.parametrize(
+    ("family", "rows"),
+    [
+        *((family, "fp8") for family in ("t32", "tg", "t4")),
+        ("t32", "fp8-index"),
+        ("t4", "fp8-index"),
+    ],
+)
 def test_an_answer_does_not_depend_on_how_it_is_computed(
-    fitting: dict[str, Path], family: str
+    fitting: dict[str, Path], family: str, rows: str
 ) -> None:
-    folder = fitting[family]
-    alone = packed(folder, speculate=0, graph="eager", run_ahead=0, max_batch=1, prefill_batch=1)
+    folder, most = fitting[family], {"max_batch": 1, "prefill_batch": 1}
+    alone = packed(folder, rows, speculate=0, graph="eager", run_ahead=0, **most)
     want = [answers(alone, [prompt])[0] for prompt in REQUESTS]
     for ahead, (depth, graph) in enumerate([(3, "eager"), (1, "eager"), (7, "eager"), (3, "tape")]):
-        llm = packed(folder, speculate=depth, graph=graph, run_ahead=ahead, chunk=9 + 8 * ahead)
+        chunk = 9 + 8 * ahead
+        llm = packed(folder, rows, speculate=depth, graph=graph, run_ahead=ahead, chunk=chunk)
         assert answers(llm, REQUESTS) == want
     assert answers(llm, REQUESTS[::-1]) == want[::-1]  # rows and pages found again
 
 
-@pytest.mark.parametrize("family", ["t32", "tg", "t4"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    ("family", "seed", "rows"),
+    [
+        *((family, seed, "fp8") for family in ("t32", "tg", "t4") for seed in range(2)),
+        ("t32", 2, "fp8-index"),
+        ("t4", 2, "fp8-index"),
+    ],
+)
 def test_bytes_below_computed_are_those_of_a_one_shot_prefill_after_any_schedule(
-    fitting: dict[str, Path], family: str, seed: int
+    fitting: dict[str, Path], family: str, seed: int, rows: str
 ) -> None:
     rng = random.Random(seed)
     llm = packed(
         fitting[family],
+        rows,
         speculate=rng.choice([1, 3, 7]),
         run_ahead=rng.randint(0, 3),
         chunk=rng.choice([9, 16, 33]),
-        graph=["eager", "tape"][seed],
+        graph=["eager", "tape"][seed % 2],
         max_batch=3,
         prefill_batch=2,
         context_len=96,
@@ -94,6 +109,16 @@ def test_a_cache_in_fp8_takes_fewer_bytes_in_every_group_that_is_read(
             assert field.packed is None or field.row_bytes == field.packed.bytes == field.width
 
 
+@pytest.mark.parametrize("family", ["t32", "t4"])
+def test_index_keys_alone_may_be_packed(fitting: dict[str, Path], family: str) -> None:
+    def rows(stored: str) -> dict[str, int]:
+        found = survey(EngineConfig(model=str(fitting[family]), kv_cache_dtype=stored))
+        return {field.name: field.row_bytes for group in found.groups for field in group.fields}
+
+    index = "index_key" if family == "t32" else "index_entry"
+    assert rows("fp8-index") == {**rows("auto"), index: 132}
+
+
 @pytest.mark.parametrize("model", ["demo", "demo-v4"])
 def test_rows_of_the_demos_are_those_that_the_field_stores(model: str) -> None:
     found = survey(EngineConfig(model=model, kv_cache_dtype="fp8"))
@@ -110,6 +135,8 @@ def test_rows_that_do_not_fit_a_model_are_refused_by_name_before_loading(
 ) -> None:
     with pytest.raises(ConfigError, match=r"^kv_cache_dtype: .*fit.*use \"bf16\"$"):
         survey(EngineConfig(model=str(folders[family]), kv_cache_dtype="fp8"))
+    with pytest.raises(ConfigError, match=r"^kv_cache_dtype: .*index_head_dim.*use \"bf16\"$"):
+        survey(EngineConfig(model=str(folders[family]), kv_cache_dtype="fp8-index"))
     with pytest.raises(ConfigError, match=r"^kv_cache_dtype: must be one of auto, bf16, fp8"):
         EngineConfig(model="demo", kv_cache_dtype="int8")
 

@@ -34,7 +34,11 @@ ContextLen = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float64.")]
 KvCacheDtype = Annotated[
-    str, typer.Option(help="auto, bf16 or fp8: nearly twice the tokens, some of them others.")
+    str,
+    typer.Option(
+        help="auto, bf16, fp8: nearly twice the tokens, some of them others; or fp8-index: "
+        "the indexer's keys alone, for long contexts."
+    ),
 ]
 HostCacheGb = Annotated[
     float,

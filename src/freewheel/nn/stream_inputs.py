@@ -19,7 +19,7 @@ from freewheel.nn.linear import (
 )
 from freewheel.nn.matrix import concat_rows
 from freewheel.nn.norm_rope import Norm, load_wide_norm
-from freewheel.nn.rows import Keys, PlainKeys, index_keys_of, keys_of, tensor_of
+from freewheel.nn.rows import Keys, PlainIndexKeys, PlainKeys, index_keys_of, keys_of, tensor_of
 from freewheel.nn.sight import EntrySight
 from freewheel.nn.source import WeightSource
 from freewheel.spec.compressed import CompressedSpec, LayerKind
@@ -54,7 +54,7 @@ class StreamInputs:
         of entries, if it has any.
         """
         products, keys = self._products(x), keys_of(cache, KEY, self.layer)
-        if not isinstance(keys, PlainKeys):
+        if not isinstance(keys, PlainKeys) or self._packs_index(cache):
             return self._place_apart(products.sum(0), x.dtype, keys, view, cache, sight)
         latent, gates = ops.place_inputs(
             products,
@@ -70,6 +70,12 @@ class StreamInputs:
             *self._entries(view, cache, sight),
         )
         return latent, gates
+
+    def _packs_index(self, cache: CachePool) -> bool:
+        """This layer's index entries are not stored as they are."""
+        if self.index_compressor is None:
+            return False
+        return not isinstance(index_keys_of(cache, INDEX_ENTRY, self.layer), PlainIndexKeys)
 
     def _products(self, x: Tensor) -> Tensor:
         """float [P, B, W, q_lora + head_dim + 2C + 2C' + Hi]: the sum over P."""

@@ -26,7 +26,7 @@ MODEL: Section = (
         ),
         Row("max_model_len", "context_length", "context_len"),
         Row("dtype", "dtype", "dtype", "float32, bfloat16 or float64; float16 is not used"),
-        Row("kv_cache_dtype", "kv_cache_dtype", "kv_cache_dtype", "auto, bf16 or fp8"),
+        Row("kv_cache_dtype", "kv_cache_dtype", "kv_cache_dtype", "auto, bf16, fp8 or fp8-index"),
         Row(
             "calculate_kv_scales kv_cache_dtype_skip_layers",
             "quantization_param_path",
