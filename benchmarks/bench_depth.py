@@ -85,6 +85,9 @@ class FixedDepth(DepthPolicy):
         del load, rows, others
         return self._start
 
+    def listens(self) -> bool:
+        return False
+
     def count(self, row: str, offered: int, agreed: int, left: int) -> None:
         pass
 

@@ -252,6 +252,31 @@ def test_a_request_whose_drafts_are_wrong_counts_as_much_as_one_whose_drafts_are
     assert policy.choose(StepShape(2, 1, 0), ["right", "wrong"]) == 0
 
 
+def test_letters_of_many_requests_are_not_all_read() -> None:
+    """Of one to three requests all are; of eight every third."""
+    policy = DepthPolicy(DEPTHS, 3, 4)
+    told(policy, 8, lambda depth: 1.0 + 0.1 * depth)
+    told(policy, 1, lambda depth: 1.0 + 0.1 * depth)
+    rows = [f"row {n}" for n in range(8)]
+    policy.choose(StepShape(8, 1, 0), rows)
+    assert [policy.listens() for _ in range(6)].count(True) == 2
+    policy.choose(StepShape(1, 1, 0), rows[:1])
+    assert all(policy.listens() for _ in range(6))
+
+
+def test_a_request_near_its_end_is_known_between_letters_that_are_read() -> None:
+    policy = DepthPolicy(DEPTHS, 3, 4)
+    told(policy, 1, lambda depth: 1.0 + 0.1 * depth)
+    for _ in range(12):
+        policy.count("row", 3, 3, 99)
+    policy.listens()
+    policy.count("row", 3, 3, 14)
+    assert policy.choose(StepShape(1, 1, 0), ["row"]) > 0
+    policy.listens()
+    policy.listens()
+    assert policy.choose(StepShape(1, 1, 0), ["row"]) == 0
+
+
 def test_a_steady_load_is_judged_every_sixteenth_round(monkeypatch: pytest.MonkeyPatch) -> None:
     policy, asked = DepthPolicy(DEPTHS, 3, 4), [0]
     told(policy, 2, lambda depth: 1.0 + 0.1 * depth)

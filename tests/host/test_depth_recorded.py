@@ -94,16 +94,18 @@ class Clocks:
         arrived = Arrived(1e-6 * self.now, 1e-6 * worked)
         took = self.pace.letter(shape, (letter[0] for letter in self.letters), arrived)
         self.work(0.3 * HOST[shape.batch])
+        listens = isinstance(self.policy, DepthPolicy) and self.policy.listens()
         for job, offered, agreed in told:
             job.flying -= 1
             ends = job.left <= 1 + agreed
             if isinstance(self.policy, DepthPolicy) and job.left > 0:
                 if ends:
                     self.policy.forget(job.name)
-                else:
+                elif listens:
                     self.policy.count(job.name, offered, agreed, job.left - 1 - agreed)
             job.heard += 1 + agreed if job.left > 0 else 0
-        if isinstance(self.policy, DepthPolicy) and took is not None and not shape.for_prompts:
+        if listens and took is not None and not shape.for_prompts:
+            assert isinstance(self.policy, DepthPolicy)
             self.policy.took(shape, *took)
 
     def depth(self, batch: int, rows: list[Job]) -> int:

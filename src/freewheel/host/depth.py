@@ -34,6 +34,9 @@ MARGIN = 1.04
 """A depth must be this much better than the present one: less is not known so well, and to change
 has its price."""
 
+MANY = 4
+"""For so many requests in a round one letter more is passed over between two that are read."""
+
 SOON, EVERY = 4, 16
 """Rounds between two judgements of a load whose requests stay: when they came, and later. Letters
 are some rounds late, and judging takes a good part of a small model's round on a fast device, the
@@ -83,16 +86,17 @@ class DepthPolicy:
         self._acceptance = Acceptance(self.depths[-1])
         self._costs = Costs(self.depths)
         self._loads: dict[StepShape, _Load] = {}
-        self._ending: dict[str, int] = {}  # tokens that requests near their end may still have
+        self._last: tuple[StepShape, _Load] | None = None
+        self._letters, self._stride = 0, 1
+        # Tokens that requests near their end may still have, as of which letter.
+        self._ending: dict[str, tuple[int, int]] = {}
 
     def choose(self, load: StepShape, rows: Sequence[str], others: int = 0) -> int:
         """The depth of the next round of `load` (a shape of depth 0) over the requests `rows`.
 
         `others`: rows besides, of which the round decides one token whatever its depth.
         """
-        now = self._loads.get(load)
-        if now is None:
-            now = self._loads[load] = _Load(self._costs.of(load), self._start)
+        now = self._load(load)
         now.rounds += 1
         if self._ending:
             rows = [row for row in rows if not self._ends(row, now.depth)]
@@ -100,7 +104,7 @@ class DepthPolicy:
             return self.depths[0]
         if now.rows != rows:
             # One of many requests may wait for a judgement, for it changes little.
-            now.rows, now.since = rows, now.rounds
+            now.rows, now.since, self._stride = rows, now.rounds, 1 + len(rows) // MANY
             now.due = min(now.due, now.rounds + 2 * (len(rows) - 1))
         if now.rounds >= now.due:
             self._judge(now, others)
@@ -111,13 +115,22 @@ class DepthPolicy:
             return self._start
         return now.depth
 
+    def listens(self) -> bool:
+        """Whether the rows of the next letter are to be counted, and its round timed.
+
+        Of many requests not every letter is read: each tells of all of them, and reading takes a
+        host as long for every one.
+        """
+        self._letters += 1
+        return self._letters % self._stride == 0
+
     def count(self, row: str, offered: int, agreed: int, left: int) -> None:
         """A letter: of `offered` drafts of a request, the first `agreed` were right. It may have
         `left` more tokens."""
         if offered:
             self._acceptance.count(row, offered, agreed)
-        if left <= self._in_flight * (1 + self.depths[-1]):
-            self._ending[row] = left
+        if left <= (self._in_flight + self._stride) * (1 + self.depths[-1]):
+            self._ending[row] = left, self._letters
 
     def forget(self, row: str) -> None:
         """The request has ended."""
@@ -132,6 +145,16 @@ class DepthPolicy:
     def took_empty(self, shape: StepShape, seconds: float) -> None:
         """What the device took for a round of `shape` in which every row was padding."""
         self._costs.took_empty(shape, seconds)
+
+    def _load(self, load: StepShape) -> _Load:
+        if self._last is not None and self._last[0] is load:
+            return self._last[1]
+        now = self._loads.get(load)
+        if now is None:
+            now = self._loads[load] = _Load(self._costs.of(load), self._start)
+        self._last = load, now
+        self._stride = 1 + len(now.rows) // MANY
+        return now
 
     def _judge(self, now: _Load, others: int) -> None:
         waits, spent = self._acceptance.waits(now.rows), now.costs.seconds()
@@ -185,7 +208,9 @@ class DepthPolicy:
 
     def _ends(self, row: str, depth: int) -> bool:
         """Rounds in flight, of this depth, are expected to decide all tokens but one."""
-        left = self._ending.get(row)
-        if left is None:
+        near = self._ending.get(row)
+        if near is None:
             return False
-        return left <= self._in_flight * self._acceptance.expected(row)[depth] + 1
+        left, letter = near
+        rounds = self._in_flight + self._letters - letter
+        return left <= rounds * self._acceptance.expected(row)[depth] + 1

@@ -124,7 +124,7 @@ class Scheduler:
         self._just_ended: dict[str, Request] = {}
         self._rounds: deque[tuple[StepPlan, list[Seat]]] = deque()
         self._pace = Pace()
-        self._policy = policy
+        self._policy, self._listens = policy, False
         self._rectangles = Rectangles(ladder, policy)
         self.alarm = Alarm() if alarm is None else alarm
         self._next_round = 0
@@ -297,6 +297,7 @@ class Scheduler:
         self._just_ended = {}
         reserved, tenants = self.roster.reservations, self.roster.waiting.tenants
         updates: list[Update] = []
+        listens = self._policy if self._listens else None
         for seat, row in zip(seats, result.rows, strict=True):
             request, tenancy, tokens = seat.request, seat.tenancy, row.tokens
             if not tenancy.open:
@@ -307,9 +308,9 @@ class Scheduler:
                 continue
             tenancy.settle(row.computed, seat.advance, seat.emits)
             request.stats.count(row, seat.start is not None, result.round_id, now)
-            if self._policy is not None and row.finish is None and not request.guided:
+            if listens is not None and row.finish is None and not request.guided:
                 left = request.limit - request.known - len(tokens)
-                self._policy.count(request.id, seat.offered, row.agreed, left)
+                listens.count(request.id, seat.offered, row.agreed, left)
             request.take(row, seat.start)
             tenants.charge(request.tenant, len(tokens))
             if row.finish is not None:
@@ -365,7 +366,8 @@ class Scheduler:
             raise FreewheelError(f"letter of (round, rows) {got}; {expected} is due")
         if self._policy is not None:
             took = self._pace.letter(plan.shape, (p.shape for p, _ in self._rounds), at)
-            if took is not None and not plan.shape.for_prompts:
+            self._listens = self._policy.listens()
+            if self._listens and took is not None and not plan.shape.for_prompts:
                 self._policy.took(plan.shape, *took)
         self._rounds.popleft()
         return seats
