@@ -43,6 +43,18 @@ def check(text: str) -> Any:
     return found
 
 
+def test_tags_in_an_answer_are_whole(server: Running) -> None:
+    """The first letter of an answer opens one, so that the model cannot pass by them."""
+    tag = {"begin": "e", "schema": {"enum": [7]}, "end": "]"}
+    wanted = {"type": "structural_tag", "structures": [tag], "triggers": ["e"]}
+    for seed in range(3):
+        asked = ASKED | {"temperature": 1, "seed": seed, "max_tokens": 60}
+        body = server.post("/v1/chat/completions", **asked, response_format=wanted).json()
+        text = body["choices"][0]["message"]["content"]
+        whole = re.fullmatch(r"(?s:(?:[^e]|e7\])*)(?:e|e7)?", text)
+        assert whole and "e7]" in text, text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_answers_in_the_schema_asked_for(client: openai.OpenAI, stream: bool) -> None:
     wanted: Any = {

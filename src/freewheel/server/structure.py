@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from freewheel.errors import RequestError
 from freewheel.server.failures import ApiError
-from freewheel.server.schema import ShortText, Strict, StructuredOutputs, Text
+from freewheel.server.schema import ShortText, StopText, Strict, StructuredOutputs, Text
+from freewheel.structured import Tag, tag_tree
+
+MAX_TAGS = 128
 
 FIELDS = ("json_schema", "regex", "choice", "json_object", "grammar", "calls")
 """SamplingParams' names of what a client names otherwise."""
@@ -41,11 +45,48 @@ class NamedSchema(Strict):
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
-    """OpenAI's, of a chat."""
+class TagOf(Strict):
+    """`begin`, JSON of `schema`, `end`."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    begin: StopText
+    schema_: dict[str, Any] = Field(alias="schema")
+    end: StopText
+
+
+class ResponseFormat(Strict):
+    """OpenAI's, of a chat; and vLLM's and SGLang's `structural_tag`: free text, in which what
+    begins with the trigger is one of the structures."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: Annotated[NamedSchema, Field()] | None = None
+    structures: Annotated[list[TagOf], Field(max_length=MAX_TAGS)] | None = None
+    triggers: Annotated[list[StopText], Field(max_length=MAX_TAGS)] | None = None
+
+    def tags(self) -> tuple[list[Tag], list[str]] | None:
+        """What is asked of tags; None if nothing is. Raises ApiError 400."""
+        wanted = self.type == "structural_tag"
+        for name in ("structures", "triggers"):
+            if (vars(self)[name] is not None) != wanted:
+                raise ApiError(
+                    400,
+                    f"response_format.{name}: goes with type structural_tag, and only with it",
+                    param="response_format",
+                    code="invalid_value",
+                )
+        if self.structures is None or self.triggers is None:
+            return None
+        return [Tag(one.begin, one.schema_, one.end) for one in self.structures], self.triggers
+
+
+def structure_of_tags(
+    tags: Sequence[Tag], triggers: Sequence[str], tokens: Mapping[str, int], field: str
+) -> Structure:
+    """The form of text with tags in it. `tokens`: the control tokens. Raises ApiError 400."""
+    try:
+        return Structure(field, {"calls": tag_tree(tags, triggers, tokens)})
+    except RequestError as error:
+        message, param = f"{field}.{error}", field.partition(".")[0]
+        raise ApiError(400, message, param=param, code="invalid_value") from error
 
 
 def structure_of_format(
@@ -62,11 +103,19 @@ def structure_of_format(
 
 
 def structure_of(
-    asked: StructuredOutputs | None, response_format: ResponseFormat | None = None
+    asked: StructuredOutputs | None,
+    response_format: ResponseFormat | None = None,
+    tokens: Mapping[str, int] | None = None,
 ) -> Structure | None:
-    """The form that a request asks for, or None. Raises ApiError 400 for more than one."""
+    """The form that a request asks for, or None. `tokens`: the control tokens.
+
+    Raises ApiError 400 for more than one.
+    """
     found: Structure | None = None
-    if response_format is not None:
+    tags = None if response_format is None else response_format.tags()
+    if tags is not None:
+        found = structure_of_tags(*tags, tokens or {}, "response_format")
+    elif response_format is not None:
         named = response_format.json_schema
         schema = None if named is None else named.schema_
         found = structure_of_format(response_format.type, schema, "response_format")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from freewheel.structured.compiler import Compiler, Wish
 from freewheel.structured.guides import GuideDesk, HostGuide, can_follow
+from freewheel.structured.tags import Tag, tag_tree
 from freewheel.structured.tools import (
     DSML_V4,
     DSML_V32,
@@ -31,10 +32,12 @@ __all__ = [
     "Compiler",
     "GuideDesk",
     "HostGuide",
+    "Tag",
     "Tool",
     "ToolFormat",
     "ToolGrammar",
     "Wish",
     "can_follow",
+    "tag_tree",
     "tool_grammar",
 ]

@@ -167,7 +167,8 @@ async def chat_completions(body: ChatRequest, serving: Served) -> Response:
     if limit is not None and body.max_tokens not in (None, limit):
         raise ApiError(400, "max_tokens: contradicts max_completion_tokens", param="max_tokens")
     limit = body.max_tokens if limit is None else limit
-    structure = structure_of(body.structured_outputs, body.response_format)
+    tokens = serving.tokenizer.control_tokens
+    structure = structure_of(body.structured_outputs, body.response_format, tokens)
     structure = serving.hold(calling, structure, body.thinking_token_budget is not None)
     params = sampling_params(body, limit, {"logprobs": _logprobs(body)}, structure)
     talk = await serving.converse(

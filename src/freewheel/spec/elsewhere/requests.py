@@ -59,8 +59,8 @@ PARAMS: Section = (
             "structural_tag",
             "structural_tag",
             "",
-            "calls of tools are held to their schemas by the server (tool_choice, strict); other "
-            "forms that begin behind a token: grammar and grammar_trigger",
+            "a chat has it as response_format (docs/serving.md); calls of tools: tool_choice and "
+            "strict; forms behind a token: grammar and grammar_trigger",
         ),
         Row("structured_outputs guided_decoding", "", "", _STRUCTURED),
         Row("thinking_budget reasoning_budget", "", "thinking_token_budget"),
@@ -214,7 +214,7 @@ FIELDS: Section = (
             "structural_tag",
             "structural_tag",
             "",
-            "tools with strict, or a tool_choice, hold calls to their schemas",
+            "a chat has it as response_format of type structural_tag",
         ),
     ),
 )
