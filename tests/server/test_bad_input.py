@@ -149,9 +149,30 @@ CHATS: list[tuple[dict, str]] = [
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    (
+        {
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": "g"}}],
+                },
+            },
+        },
+        "tool_choice",
+    ),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, "tool_choice"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": {"type": "json_objects"}}, "response_format"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format"),
+    (
+        {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["<"]}},
+        "response_format",
+    ),
+    ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format"),
+    ({"response_format": {"type": "text", "triggers": ["<"]}}, "response_format"),
     ({"structured_outputs": {"json_object": True, "regex": "a"}}, "structured_outputs"),
     ({"logprobs": 3}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),

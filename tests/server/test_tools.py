@@ -16,6 +16,17 @@ import anthropic
 import openai
 import pytest
 
+from freewheel.chat import V32_MARKUP
+from freewheel.server.held import structure_of_calls
+from freewheel.server.tools import (
+    AllowedFunctions,
+    AllowedTools,
+    Chosen,
+    FunctionTool,
+    NamedTool,
+    calling_of,
+    choice_of,
+)
 from tests.server.running import Running
 from tests.waiting import PATIENCE
 
@@ -118,6 +129,48 @@ def test_responses_return_a_function_call(server: Running) -> None:
         model="demo", input=items, tools=asked["tools"], max_output_tokens=4, store=False
     )
     assert more.status in ("completed", "incomplete")
+
+
+@pytest.mark.parametrize("protocol", ["chat", "responses"])
+def test_of_the_allowed_tools_one_is_called(server: Running, protocol: str) -> None:
+    client, _ = clients(server)
+    named: Any = {"type": "function", "function": {"name": "go"}}
+    if protocol == "chat":
+        allowed = {"mode": "required", "tools": [named]}
+        asked: Any = COMMON | {"model": "demo", "tools": [OTHER, TOOL]}
+        asked["parallel_tool_calls"] = False
+        asked["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
+        calls = client.chat.completions.create(**asked).choices[0].message.tool_calls
+        found: Any = [one.function for one in calls or []]
+    else:
+        tools: Any = [one["function"] | {"type": "function"} for one in (OTHER, TOOL)]
+        named = {"type": "function", "name": "go"}
+        choice: Any = {"type": "allowed_tools", "mode": "required", "tools": [named]}
+        response: Any = client.responses.create(
+            model="demo", input="Rome?", tools=tools, tool_choice=choice, temperature=0,
+            max_output_tokens=400, parallel_tool_calls=False, store=False,
+        )  # fmt: skip
+        found = [one for one in response.output if one.type == "function_call"]
+    (call,) = found
+    assert call.name == "go"
+    check(call.arguments)
+
+
+def test_tools_that_are_not_allowed_are_told_of_and_cannot_be_called() -> None:
+    tools = [FunctionTool(**one).function for one in (OTHER, TOOL)]
+    names = [NamedTool(**{"type": "function", "function": {"name": "go"}})]
+    for mode in ("auto", "required"):
+        wanted: Any = {"mode": mode, "tools": names}
+        choice = AllowedTools(type="allowed_tools", allowed_tools=AllowedFunctions(**wanted))
+        calling = calling_of(tools, choice_of(choice))
+        assert [one.name for one in calling.offered] == ["no", "go"]
+        assert [one.name for one in calling.callable] == ["go"]
+        held = structure_of_calls(calling, V32_MARKUP, {"<｜DSML｜": 5})
+        assert held is not None and 'name=\\"go\\"' in held.wanted["calls"]
+        assert 'name=\\"no\\"' not in held.wanted["calls"]
+        assert ("grammar_trigger" in held.wanted) == (mode == "auto")
+    every = Chosen("auto", ["no", "go"])
+    assert structure_of_calls(calling_of(tools, every), V32_MARKUP, {"<｜DSML｜": 5}) is None
 
 
 def test_an_object_without_a_schema_is_json(server: Running) -> None:

@@ -27,8 +27,8 @@ def structure_of_calls(
 ) -> Structure | None:
     """The form that calls are held to, or else `other`. Raises ApiError 400 for both.
 
-    Calls that must be made are held to it, and so are calls of strict tools. `budgeted`: there is a
-    bound on thinking as well.
+    Calls that must be made are held to it, and so are calls of strict tools, and the names of calls
+    if not all tools may be called. `budgeted`: there is a bound on thinking as well.
     """
     if other is not None and calling.offered:
         raise ApiError(
@@ -38,14 +38,13 @@ def structure_of_calls(
             param=other.field.partition(".")[0],
             code="invalid_value",
         )
-    held = calling.forced or calling.strict
-    if markup is None or not calling.offered or not held:
+    if markup is None or not calling.offered or not calling.held:
         return other
     tools = [
         CallableTool(
             one.name, one.parameters if calling.forced or one.name in calling.strict else None
         )
-        for one in calling.tools
+        for one in calling.callable
     ]
     try:
         found = tool_grammar(

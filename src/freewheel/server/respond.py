@@ -71,8 +71,9 @@ class Whole(Lasting):
 
     async def answer(self, send: Send) -> None:
         await self.generation.finish()
+        body = to_json(self._body())  # before the status is said: it may yet fail
         await _start(send, "application/json")
-        await send({"type": "http.response.body", "body": to_json(self._body())})
+        await send({"type": "http.response.body", "body": body})
 
 
 class Streamed(Lasting):

@@ -137,7 +137,7 @@ class Serving:
         thought = (prompt.end_of_thought, prompt.start_of_thought)
         if not calling.offered:
             return Talk(prompt.ids, *thought)
-        parser = partial(chat.parser, calling.offered, calling.at_most, calling.forced)
+        parser = partial(chat.parser, calling.callable, calling.at_most, calling.forced)
         return Talk(prompt.ids, *thought, parser, chat.markup_ids)
 
     def hold(

@@ -54,6 +54,20 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class AllowedFunctions(Strict):
+    """`mode` auto: one of `tools` may be called; required: one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(Strict):
+    """A choice of some tools, in a chat: the model is told of all, and may call these."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
 class CalledFunction(Strict):
     name: ToolName
     arguments: Text
@@ -74,17 +88,31 @@ class Calling:
 
     `choice`: "none", "auto", "required" or "function:" and a name. `strict`: names of tools whose
     calls are held to their schemas even if the model need not call. `parallel` False: one call.
+    `allowed`: names of those that may be called; None: all.
     """
 
     tools: tuple[Tool, ...] = ()
     choice: str = "auto"
     parallel: bool = True
     strict: frozenset[str] = frozenset()
+    allowed: frozenset[str] | None = None
 
     @property
     def offered(self) -> tuple[Tool, ...]:
         """Tools that the model is told of."""
         return () if self.choice == "none" else self.tools
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """Of these, the tools that may be called."""
+        if self.allowed is None:
+            return self.offered
+        return tuple(one for one in self.offered if one.name in self.allowed)
+
+    @property
+    def held(self) -> bool:
+        """Whether what may stand in a call is more than the model's own business."""
+        return self.forced or bool(self.strict) or len(self.callable) < len(self.offered)
 
     @property
     def at_most(self) -> int | None:
@@ -97,8 +125,18 @@ class Calling:
         return self.choice not in ("none", "auto")
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """A client's choice among its tools, in `Calling`'s words. `where`: how the client calls the
+    list of `allowed` names."""
+
+    choice: str | None = None
+    allowed: Sequence[str] | None = None
+    where: str = "tool_choice"
+
+
 def calling_of(
-    functions: Sequence[Function], choice: str | None, parallel: bool | None = None
+    functions: Sequence[Function], chosen: Chosen, parallel: bool | None = None
 ) -> Calling:
     """Tools and the choice among them, checked. Raises ApiError 400, naming the field."""
     tools: list[Tool] = []
@@ -112,19 +150,28 @@ def calling_of(
         tools.append(Tool(one.name, one.description, one.parameters))
     if size > MAX_SCHEMAS:
         raise _refused("tools", f"tools: {size} characters of schemas; at most {MAX_SCHEMAS}")
+    names = {tool.name for tool in tools}
+    for place, name in enumerate(chosen.allowed or ()):
+        if name not in names:
+            where = f"{chosen.where}.{place}"
+            raise _refused("tool_choice", f"{where}: {name!r} is not among the tools")
+    allowed = None if chosen.allowed is None else frozenset(chosen.allowed)
     strict = frozenset(one.name for one in functions if one.strict)
-    found = Calling(tuple(tools), choice or "auto", parallel is not False, strict)
+    found = Calling(tuple(tools), chosen.choice or "auto", parallel is not False, strict, allowed)
     if found.forced and not tools:
         raise _refused("tool_choice", "tool_choice: asks for a call, but there are no tools")
     name = found.choice.removeprefix("function:")
-    if name != found.choice and all(tool.name != name for tool in tools):
+    if name != found.choice and name not in names:
         raise _refused("tool_choice", f"tool_choice: {name!r} is not among the tools")
     return found
 
 
-def choice_of(choice: str | NamedTool | None) -> str | None:
-    """OpenAI's choice in `Calling`'s words."""
-    return f"function:{choice.function.name}" if isinstance(choice, NamedTool) else choice
+def choice_of(choice: str | NamedTool | AllowedTools | None) -> Chosen:
+    """OpenAI's choice in a chat."""
+    if isinstance(choice, AllowedTools):
+        names = [one.function.name for one in choice.allowed_tools.tools]
+        return Chosen(choice.allowed_tools.mode, names, "tool_choice.allowed_tools.tools")
+    return Chosen(f"function:{choice.function.name}" if isinstance(choice, NamedTool) else choice)
 
 
 def _check_schema(schema: Mapping[str, Any], where: str) -> int:

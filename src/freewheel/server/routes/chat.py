@@ -26,6 +26,7 @@ from freewheel.server.structure import ResponseFormat, structure_of
 from freewheel.server.tools import (
     MAX_CALLS,
     MAX_TOOLS,
+    AllowedTools,
     CalledTool,
     Calling,
     FunctionTool,
@@ -113,7 +114,7 @@ class Talked(Usual):
     """What a prompt is made of besides its messages."""
 
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateSettings | None = None

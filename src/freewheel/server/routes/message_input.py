@@ -16,6 +16,7 @@ from freewheel.server.schema import Count, ShortText, StopText, Strict, Text
 from freewheel.server.tools import (
     MAX_TOOLS,
     Calling,
+    Chosen,
     Description,
     Function,
     ToolName,
@@ -158,14 +159,14 @@ def calling_of_message(body: Asked) -> Calling:
     ]
     choice = body.tool_choice
     if choice is None:
-        return calling_of(functions, None)
+        return calling_of(functions, Chosen())
     if (choice.type == "tool") != (choice.name is not None):
         raise ApiError(
             400, "tool_choice.name: goes with type tool, and only with it", param="tool_choice"
         )
     named = {"any": "required", "tool": f"function:{choice.name}"}
     parallel = not choice.disable_parallel_tool_use
-    return calling_of(functions, named.get(choice.type, choice.type), parallel)
+    return calling_of(functions, Chosen(named.get(choice.type, choice.type)), parallel)
 
 
 def turns_of(turn: Turn) -> list[Message]:

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag
 from freewheel.chat import Message, ToolCall
 from freewheel.server.routes.chat import MAX_MESSAGES
 from freewheel.server.schema import Count, Priority, ShortText, Strict, Text
-from freewheel.server.tools import MAX_TOOLS, Calling, Function, ToolName, calling_of
+from freewheel.server.tools import MAX_TOOLS, Calling, Chosen, Function, ToolName, calling_of
 
 
 class InputText(Strict):
@@ -111,6 +111,14 @@ class NamedItem(Strict):
     name: ToolName
 
 
+class AllowedItems(Strict):
+    """A choice of some tools: the model is told of all, and may, or must, call these."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedItem], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
 class Reasoning(Strict):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: None = None
@@ -145,7 +153,7 @@ class ResponsesRequest(Strict):
     reasoning: Reasoning | None = None
     text: TextSettings | None = None
     tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedItem | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedItem | AllowedItems | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["disabled"] | None = None
     user: ShortText | None = None
@@ -198,8 +206,12 @@ def _answer(turns: list[Message], item: InputMessage | CallItem, thoughts: str |
 
 def calling_of_response(body: ResponsesRequest) -> Calling:
     choice = body.tool_choice
-    named = f"function:{choice.name}" if isinstance(choice, NamedItem) else choice
-    return calling_of(body.tools or [], named, body.parallel_tool_calls)
+    if isinstance(choice, AllowedItems):
+        names = [one.name for one in choice.tools]
+        chosen = Chosen(choice.mode, names, "tool_choice.tools")
+    else:
+        chosen = Chosen(f"function:{choice.name}" if isinstance(choice, NamedItem) else choice)
+    return calling_of(body.tools or [], chosen, body.parallel_tool_calls)
 
 
 def _plain(content: str | Sequence[InputText]) -> str:

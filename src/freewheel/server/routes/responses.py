@@ -15,14 +15,13 @@ from freewheel.server.generation import Generation
 from freewheel.server.respond import Streamed, Whole, event
 from freewheel.server.routes.items import Block, Thoughts, id_of, item_of, text_part
 from freewheel.server.routes.response_input import (
-    NamedItem,
     ResponsesRequest,
     calling_of_response,
     turns_of,
 )
 from freewheel.server.routes.shapes import new_id, now
 from freewheel.server.sampling import sampling_params
-from freewheel.server.schema import Sampling
+from freewheel.server.schema import Sampling, Strict
 from freewheel.server.serving import Served
 from freewheel.server.structure import structure_of_format
 
@@ -208,4 +207,4 @@ def _format(body: ResponsesRequest) -> dict[str, Any]:
 
 def _choice(body: ResponsesRequest) -> Any:
     choice = body.tool_choice
-    return choice.model_dump() if isinstance(choice, NamedItem) else choice or "auto"
+    return choice.model_dump() if isinstance(choice, Strict) else choice or "auto"
