@@ -237,8 +237,8 @@ def test_a_bad_completion_is_refused_by_its_field(
 @pytest.mark.parametrize(
     ("field", "hint"),
     [
-        ("guided_json", "use structured_outputs or response_format"),
-        ("guided_regex", "use structured_outputs or response_format"),
+        ("guided_json", "use structured_outputs"),
+        ("guided_regex", "use structured_outputs"),
         ("max_new_tokens", "use max_tokens"),
         ("use_beam_search", "there is no beam search"),
         ("extra_body", "stand in the request itself"),
@@ -262,7 +262,6 @@ def test_a_field_of_another_server_is_told_ours(server: Running, field: str, hin
 @pytest.mark.parametrize(
     ("address", "hint"),
     [
-        ("/generate", "/v1/completions"),
         ("/health_generate", "/ready"),
         ("/get_server_info", "/v1/loads"),
         ("/get_model_info", "/v1/models"),

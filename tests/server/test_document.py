@@ -16,6 +16,7 @@ from tests.server.running import Running
 from tests.waiting import PATIENCE
 
 PATHS = {
+    "/generate",
     "/health",
     "/ready",
     "/version",
@@ -43,12 +44,32 @@ def shorten(body: Any) -> Any:
     if not isinstance(body, dict):
         return body
     cut = dict(body)
+    if "sampling_params" in cut or {"text", "input_ids"} & cut.keys():
+        given = cut.get("sampling_params")
+        if given is None:
+            return cut | {"sampling_params": {"max_new_tokens": 4}}
+        return cut | {"sampling_params": _short(given)}
     for name, limit in LIMITS.items():
         if isinstance(cut.get(name), int | float) and cut[name] > limit:
             cut[name] = limit
     if not {"max_tokens", "max_output_tokens"} & cut.keys():
         cut["max_output_tokens" if "input" in cut else "max_tokens"] = 4
     return cut
+
+
+def _short(given: Any) -> Any:
+    """SGLang's sampling parameters, one or several."""
+    if isinstance(given, list):
+        return [_short(one) for one in given]
+    if not isinstance(given, dict):
+        return given
+    most = {"n": 2, "max_new_tokens": 4}
+    shorter = {k: v for k, v in most.items() if isinstance(given.get(k), int | float)}
+    return (
+        given
+        | {"max_new_tokens": given.get("max_new_tokens", 4)}
+        | {name: min(value, given[name]) for name, value in shorter.items()}
+    )
 
 
 def check_operation(server: Running, operation: Any, mode: GenerationMode, cases: int) -> int:
@@ -58,7 +79,7 @@ def check_operation(server: Running, operation: Any, mode: GenerationMode, cases
     def run(case: Any) -> None:
         nonlocal made
         made += 1
-        if case.path.startswith("/v1/") and case.method == "POST":
+        if case.path.startswith(("/v1/", "/generate")) and case.method == "POST":
             case.body = shorten(case.body)
         found = case.call(base_url=server.url, timeout=PATIENCE)
         assert found.status_code < 500 or found.status_code == 501, (case.body, found.text)
@@ -111,6 +132,7 @@ def test_no_request_is_the_servers_fault(server: Running, path: str, mode: Gener
 
 
 CASES = {
+    "/generate": (200, 450),
     "/tokenize": (600, 250),
     "/detokenize": (600, 600),
     "/v1/completions": (200, 450),

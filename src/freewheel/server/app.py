@@ -21,6 +21,7 @@ from freewheel.server.invalid import refusal_of
 from freewheel.server.routes import (
     chat,
     completions,
+    generate,
     messages,
     page,
     refused,
@@ -38,6 +39,7 @@ log = logging.getLogger("freewheel.server")
 ROUTERS = (
     completions.router,
     chat.router,
+    generate.router,
     messages.router,
     responses.router,
     tokens.router,

@@ -86,24 +86,29 @@ class Generation:
         link: Link,
         tokenizer: Tokenizer,
         prompts: Sequence[Talk],
-        params: SamplingParams,
+        params: SamplingParams | Sequence[SamplingParams],
         n: int = 1,
-        structure: Structure | None = None,
+        structure: Structure | Sequence[Structure | None] | None = None,
         *,
         terms: Terms = Terms(),
     ) -> None:
-        """Raises ApiError: 503 without an engine, 429 if there is too much to do."""
+        """`params`, `structure`: of all prompts, or one for each.
+
+        Raises ApiError: 503 without an engine, 429 if there is too much to do.
+        """
         link.check_ready()
         self._prompt_tokens = sum(len(talk.ids) for talk in prompts)
         link.ledger.admit(n * self._prompt_tokens, n * len(prompts))
-        self._link, self._structure, self._n = link, structure, n
+        self._link, self._n = link, n
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        self._structures = structure if isinstance(structure, Sequence) else [structure] * len(each)
         self._events: Events = asyncio.Queue()
         self.choices: list[Choice] = []
         self._by_id: dict[str, Choice] = {}
         self._first: Part | None = None
-        for talk in prompts:
+        for talk, wanted in zip(prompts, each, strict=True):
             for copy in range(n):
-                own = for_choice(params, copy)
+                own = for_choice(wanted, copy)
                 given = (terms.cache_salt, terms.priority, terms.shows, terms.handoff)
                 ticket = link.open(talk.ids, own, self._events, *given)
                 thought = (talk.end_of_thought, talk.start_of_thought)
@@ -156,7 +161,8 @@ class Generation:
             ticket, event = await self._event()
             choice = self._by_id[ticket.id]
             if isinstance(event, ApiError):
-                raise event if self._structure is None else self._structure.blamed(event)
+                structure = self._structures[choice.index // self._n]
+                raise event if structure is None else structure.blamed(event)
             if choice.finish is None:
                 return self._read(choice, event)
 

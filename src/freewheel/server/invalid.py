@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from freewheel.server.failures import ApiError
-from freewheel.server.naming import path_of
+from freewheel.server.naming import deeper, path_of
 from freewheel.spec.elsewhere import field_hint
 
 _OBJECTS = frozenset({"model_type", "model_attributes_type", "dict_type", "mapping_type"})
@@ -59,7 +59,8 @@ def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
     message = _words(first)
     if unknown:
         _, beside = path_of(body, parts)
-        hint = field_hint(parts[-1], beside, ".".join(path))
+        inside = deeper(body, parts)
+        hint = f"use {inside}" if inside else field_hint(parts[-1], beside, ".".join(path))
         path.append(parts[-1])
         message = "is not a field that this server knows" + (f"; {hint}" if hint else "")
     field = next((part for part in path if not part.isdigit()), None)

@@ -36,6 +36,24 @@ def path_of(body: Any, place: Sequence[str]) -> tuple[list[str], list[str]]:
     return path, beside
 
 
+def deeper(body: Any, place: Sequence[str]) -> str:
+    """Where the last part of `place`, which is no field there, is one: in a field beside it. Empty
+    if it is in none, or in several."""
+    here = _models_in(body)
+    for part in place[:-1]:
+        if not part.isdigit():
+            fields = [field for one in here for name, field in _fields_of(one) if name == part]
+            here = [model for field in fields for model in _models_in(field.annotation)] or here
+    found = {
+        name
+        for one in here
+        for name, field in _fields_of(one)
+        for model in _models_in(field.annotation)
+        if place[-1] in dict(_fields_of(model))
+    }
+    return f"{found.pop()}.{place[-1]}" if len(found) == 1 else ""
+
+
 def _fields_of(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
     return [(field.alias or name, field) for name, field in model.model_fields.items()]
 

@@ -184,16 +184,19 @@ class Serving:
     def generate(
         self,
         prompts: Sequence[Talk],
-        params: SamplingParams,
+        params: SamplingParams | Sequence[SamplingParams],
         n: int = 1,
-        structure: Structure | None = None,
+        structure: Structure | Sequence[Structure | None] | None = None,
         cache_salt: str | None = None,
         priority: int | None = None,
         shows: bool = False,
         handoff: Handoff | None = None,
     ) -> Generation:
-        """Begin. `shows`: with what the prompt's last token picks; `handoff`: of the one prompt,
-        which has one answer. Raises ApiError 429 and 503."""
+        """Begin. `params`, `structure`: of all prompts, or one for each. `shows`: with what the
+        prompt's last token picks; `handoff`: of the one prompt, which has one answer.
+
+        Raises ApiError 429 and 503.
+        """
         given = (prompts, params, n, structure)
         terms = Terms(cache_salt or "", priority or 0, shows, handoff)
         try:

@@ -23,7 +23,8 @@ class Ticket:
     """What was asked, and what has come. Its events end with a finish or with an error.
 
     Times are of `time.perf_counter`. `events` may be shared by several tickets. `trace_parent` is
-    the client's, so that the answer's span can be part of its trace.
+    the client's, so that the answer's span can be part of its trace. `verified`: rounds with
+    drafts.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Ticket:
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    verified: int = 0
     queued_seconds: float | None = None
     cached_tokens: int = 0
     cached_host_tokens: int = 0
@@ -61,6 +63,7 @@ class Ticket:
             self.latest = now
         self.tokens += len(step.tokens)
         self.drafted += step.drafted
+        self.verified += step.drafted > 0
         self.accepted += step.accepted
         self.ended = self.ended or step.finish is not None
 

@@ -151,8 +151,9 @@ def field_hint(name: str, known: Iterable[str] = (), inside: str = "") -> str:
     nothing is known of it. `inside`: the field that it stands in, if any."""
     if (meant := requests.PLACES.get(f"{inside}.{name}")) is not None:
         return f"use {meant}"
-    row = FIELDS.find(name)
-    if row is not None:
-        return f"use {' or '.join(row.ours.split())}" if row.ours else row.note
-    meant = near(name, known)
+    row, there = FIELDS.find(name), list(known)
+    ours = [] if row is None else [one for one in row.ours.split() if one in there or not there]
+    if row is not None and (ours or not row.ours):
+        return f"use {' or '.join(ours)}" if ours else row.note
+    meant = near(name, there)
     return f"use {meant}" if meant else ""

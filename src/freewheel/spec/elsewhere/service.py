@@ -13,7 +13,7 @@ ADDRESSES: Section = (
     (
         Row("/v1/completions", "/v1/completions", "/v1/completions"),
         Row("/v1/chat/completions", "/v1/chat/completions", "/v1/chat/completions"),
-        Row("", "/generate", "/v1/completions", "continues a prompt"),
+        Row("", "/generate", "/generate", "SGLang's words, fields and figures"),
         Row("/v1/responses", "/v1/responses", "/v1/responses", "stateless"),
         Row("/v1/messages", "/v1/messages", "/v1/messages"),
         Row("/v1/models", "/v1/models", "/v1/models"),
