@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from freewheel.cli.serve import keys_of
+from freewheel.errors import ConfigError
 from freewheel.transfer.keys import read_key
 
 HIDE, SHOW = b"\x1b[?25l", b"\x1b[?25h"
@@ -68,3 +69,15 @@ def test_a_key_file_that_others_may_read_is_warned_of(
             said = caplog.text
             assert option in said and f"chmod 600 {file}" in said and f"mode {mode:04o}" in said
             assert "sixteen" not in said
+
+
+def test_of_a_key_file_that_is_refused_that_is_said_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# none\n", "utf-8")
+    file.chmod(0o644)
+    for read in (keys_of, lambda path: read_key(str(path))):
+        with pytest.raises(ConfigError, match="key"):
+            read(file)
+    assert not caplog.records

@@ -153,10 +153,10 @@ def keys_of(path: Path) -> list[str]:
     try:
         with path.open(encoding="utf-8") as file:
             lines = [line.strip() for line in file.read(KEY_FILE_BYTES).splitlines()]
-        warn_of_readers("api_key_file", path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"api_key_file: {path} cannot be read: {error}") from error
     found = [line for line in lines if line and not line.startswith("#")]
     if not found:
         raise ConfigError(f"api_key_file: {path} holds no key")
+    warn_of_readers("api_key_file", path)
     return found

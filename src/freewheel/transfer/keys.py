@@ -80,7 +80,6 @@ def read_key(path: str | None) -> Key | None:
         return None
     try:
         secret = Path(path).expanduser().read_bytes().strip()
-        warn_of_readers("kv_key_file", Path(path).expanduser())
     except OSError as error:
         raise ConfigError(f"kv_key_file: {path} cannot be read: {error.strerror}") from error
     if not SHORTEST <= len(secret) <= LONGEST:
@@ -88,6 +87,7 @@ def read_key(path: str | None) -> Key | None:
             f"kv_key_file: the key in {path} must have {SHORTEST} to {LONGEST} bytes; make one "
             "with `openssl rand -hex 32`"
         )
+    warn_of_readers("kv_key_file", Path(path).expanduser())
     return Key(secret)
 
 
