@@ -443,6 +443,58 @@ def test_what_the_host_follows_allows_nothing_more_either(name: str) -> None:
         assert jsonschema.Draft202012Validator(schema).is_valid(json.loads(text)) == right
 
 
+PLACE_BY_PLACE = {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}]}
+PLACED = {
+    "closed": PLACE_BY_PLACE | {"items": False},
+    "whole": PLACE_BY_PLACE | {"items": False, "minItems": 2, "maxItems": 2},
+    "one or two": PLACE_BY_PLACE | {"items": False, "minItems": 1},
+    "one at most": PLACE_BY_PLACE | {"items": False, "maxItems": 1},
+    "none": {"type": "array", "prefixItems": [], "items": False},
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+@pytest.mark.parametrize("value", [[], [1], [1, True], [True], [1, True, 1], [1, 2]], ids=str)
+def test_places_of_an_array_may_stay_empty_on_the_device_too(name: str, value: Any) -> None:
+    schema = PLACED[name]
+    valid = jsonschema.Draft202012Validator(schema).is_valid(value)
+    assert takes(table(schema), json.dumps(value)) == valid
+    assert follows(schema, json.dumps(value)) == valid
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^\d+$", "019", "\u0663"),
+        (r"^\w+$", "aZ_9", "\u00e9"),
+        (r"^[\d.-]+$", "1.-", "\u0663"),
+        (r"^[^\d\"\\\\\x00-\x1f]$", "\u0663", "5"),
+        (r"^\\d$", None, "5"),
+    ],
+)
+def test_classes_of_a_pattern_are_ascii_on_device_and_host(
+    pattern: str, good: str | None, bad: str
+) -> None:
+    """As ECMA-262 has them, which JSON Schema refers to."""
+    schema = {"type": "string", "pattern": pattern}
+    forms = [follows(schema, json.dumps(bad, ensure_ascii=False))]
+    if good is not None:
+        assert follows(schema, json.dumps(good, ensure_ascii=False))
+        assert takes(table(schema), json.dumps(good, ensure_ascii=False))
+        forms.append(takes(table(schema), json.dumps(bad, ensure_ascii=False)))
+    assert not any(forms)
+
+
+def follows(schema: Schema, text: str) -> bool:
+    """Whether the host's grammar takes a text, whole."""
+    vocabulary: list[bytes | None] = [bytes([n]) for n in range(256)]
+    form = worker.followed("json_schema", json.dumps(schema), vocabulary)
+    matcher = worker.matcher_of(form.source, worker.tokenizer_of(vocabulary))
+    tokens = list(text.encode())
+    count = matcher.try_consume_tokens(tokens)
+    return count == len(tokens) and matcher.is_accepting()
+
+
 STRANGE: dict[str, Any] = {
     "foo": 1,
     "minimun": 3,

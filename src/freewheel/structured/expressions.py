@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a regular expression of another dialect has that no automaton follows, and where."""
+"""Regular expressions of other dialects: what of them no automaton follows, and classes."""
 
 from __future__ import annotations
+
+import re
 
 _AROUND = {
     "(?=": "look-ahead",
@@ -11,6 +13,15 @@ _AROUND = {
     "(?>": "an atomic group",
     "(?P=": "a reference to a group",
 }
+
+
+_CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[A-Za-z0-9_]", "W": "[^A-Za-z0-9_]"}
+
+
+def plain_classes(pattern: str) -> str:
+    """A schema's pattern with the classes that ECMA-262 gives it (22.2.2.9, CharacterClassEscape):
+    digits and letters of ASCII, where Rust's are Unicode's."""
+    return re.sub(r"\\(.)", lambda found: _CLASSES.get(found[1], found[0]), pattern, flags=re.S)
 
 
 def foreign(regex: str) -> str | None:

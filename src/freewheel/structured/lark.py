@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from freewheel.structured.expressions import plain_classes
 from freewheel.structured.tree import ANY_TEXT, Node, Part, Tree
 
 SPACES = r"[\x20\x0A\x0D\x09]{0,40}"
@@ -109,6 +110,7 @@ def raw_texts(schema: Any) -> list[str] | None:
 def _string(schema: Mapping[str, Any]) -> str:
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
+        pattern = plain_classes(pattern)
         head = "" if pattern.startswith("^") else ANY_TEXT
         tail = "" if pattern.endswith("$") and not pattern.endswith("\\$") else ANY_TEXT
         inside = pattern.removeprefix("^")

@@ -18,7 +18,7 @@ MAX_DEPTH = 32
 
 _BY_TYPE = {
     "object": frozenset({"properties", "required", "additionalProperties"}),
-    "array": frozenset({"items", "minItems", "maxItems", "prefixItems"}),
+    "array": frozenset({"items", "minItems", "maxItems"}),
     "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
     "integer": frozenset[str](),
     "number": frozenset[str](),
@@ -137,13 +137,6 @@ class _Reader:
 
     def _array(self, rest: Mapping[str, Any], where: str, depth: int) -> None:
         least, most = rest.get("minItems", 0), rest.get("maxItems")
-        if "prefixItems" in rest:
-            self._only(rest, {"type", "prefixItems", "items"}, where)
-            if rest.get("items", False) is not False:
-                raise Refusal(f"has items besides prefixItems at {where}, which is not supported")
-            for index, item in enumerate(rest["prefixItems"]):
-                self.check(item, f"{where}/prefixItems/{index}", depth + 1)
-            return
         if not isinstance(rest.get("items"), dict):
             raise Refusal(f"needs the items of the array at {where}")
         if most is not None and most < least:

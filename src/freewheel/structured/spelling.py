@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of a schema as regular expressions of their own: what the library has no words for.
 
-Bounds of integers, excluded values, arrays without repetitions, arrays that must contain something.
+Bounds of integers, excluded values, arrays without repetitions, arrays that must contain something,
+arrays whose places differ.
 Each becomes a constant that occurs nowhere else; in the expression of the whole schema it is
 replaced by its own expression.
 """
@@ -16,6 +17,7 @@ from typing import Any
 
 from freewheel.spec.references import steps_of
 from freewheel.structured.decimals import bounds_of, numbers
+from freewheel.structured.expressions import plain_classes
 from freewheel.structured.lark import TEXT_FORMATS
 from freewheel.structured.merging import merged
 from freewheel.structured.simplify import excludes, simplified
@@ -121,12 +123,16 @@ class Speller:
     def _text(self, rest: Schema) -> Schema | None:
         if "not" in rest:
             return self._string(rest)
+        if isinstance(rest.get("pattern"), str):
+            return rest | {"pattern": plain_classes(rest["pattern"])}
         known = set(rest) == {"type", "format"} and rest["format"] in TEXT_FORMATS
         return self._part(f'"({TEXT_FORMATS[rest["format"]]})"') if known else None
 
     def _array(self, rest: Schema) -> Schema | None:
         if rest.get("uniqueItems") is True:
             return self._unique(rest)
+        if "prefixItems" in rest:
+            return self._places(rest)
         if "contains" in rest:
             return self._containing(rest)
         if "uniqueItems" in rest:
@@ -196,6 +202,22 @@ class Speller:
         if least > len(texts) or _arrangements(len(texts), most) > MAX_ARRANGEMENTS:
             raise Unclear
         return self._part(_bracketed(_orders(texts, least, most)))
+
+    def _places(self, rest: Schema) -> Schema:
+        """An array whose places have schemas of their own. There may be fewer items, but no more:
+        what `items` would allow behind them is not written."""
+        known = {"type", "prefixItems", "items", "minItems", "maxItems"}
+        if not set(rest) <= known or rest.get("items", False) is not False:
+            raise Unclear
+        items = [self._sub(one) for one in rest["prefixItems"]]
+        least, most = rest.get("minItems", 0), min(rest.get("maxItems", len(items)), len(items))
+        if least > most:
+            raise Unclear
+        found = ""
+        for place in reversed(range(most)):
+            comma = f"{SPACE},{SPACE}" if place else ""
+            found = f"({comma}{items[place]}{found}){'' if place < least else '?'}"
+        return self._part(_bracketed(found))
 
     def _containing(self, rest: Schema) -> Schema:
         known = {"type", "items", "minItems", "maxItems", "contains", "minContains"}
