@@ -18,7 +18,7 @@ from freewheel.cli import bench_decode, bench_kernels, bench_serve
 from freewheel.cli import options as o
 from freewheel.cli.hinting import Hinting, UsageError
 from freewheel.cli.later import Later
-from freewheel.cli.terminal import answers, open_llm, write_json
+from freewheel.cli.terminal import answers, open_llm, table, write_json
 from freewheel.config import find_model
 from freewheel.errors import CheckpointError, RequestError
 
@@ -186,8 +186,7 @@ def _print_head(model: str, workload: Workload, run: BenchRun) -> None:
     )
     if not workload.texts:
         answers.print("random ids are not text: for acceptance on text, give --prompt-file")
-    names = "  ".join(f"{name:>{width}}" for name, width in COLUMNS)
-    answers.print(f"{names}  accepted by position")
+    answers.print(table(COLUMNS, "accepted by position").head())
 
 
 def _row(result: dict[str, Any]) -> str:
@@ -209,8 +208,7 @@ def _row(result: dict[str, Any]) -> str:
     )
     pairs = zip(result["accepted_per_position"], result["drafted_per_position"], strict=True)
     positions = " ".join(f"{accepted}/{drafted}" for accepted, drafted in pairs)
-    line = "  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
-    return f"{line}  {positions or '-'}"
+    return table(COLUMNS).row(cells, positions or "-")
 
 
 def _three(result: dict[str, Any], name: str) -> str:

@@ -13,7 +13,7 @@ from freewheel.bench import DecodeBench
 from freewheel.cli import options as o
 from freewheel.cli.driver import check_early
 from freewheel.cli.later import Later
-from freewheel.cli.terminal import answers, messages, write_json
+from freewheel.cli.terminal import answers, messages, table, write_json
 from freewheel.config import find_model
 from freewheel.errors import ConfigError
 
@@ -220,7 +220,7 @@ def _print_head(plan: DecodeBench, run: DecodeRun, run_ahead: int) -> None:
         f"{plan.rounds} rounds at {plan.context} tokens, {plan.speculate} drafts, {forced}; "
         f"{run_ahead} rounds ahead"
     )
-    answers.print("  ".join(f"{name:>{width}}" for name, width in COLUMNS))
+    answers.print(table(COLUMNS).head())
 
 
 def _row(result: dict[str, Any]) -> str:
@@ -242,7 +242,7 @@ def _row(result: dict[str, Any]) -> str:
         result["late_captures"] + result["late_kernels"],
         f"{result['capture_seconds']:.1f}",
     )
-    return "  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
+    return table(COLUMNS).row(cells)
 
 
 def _number(value: float | None) -> str:

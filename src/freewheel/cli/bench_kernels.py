@@ -11,7 +11,7 @@ import typer
 
 from freewheel.cli import options as o
 from freewheel.cli.later import Later
-from freewheel.cli.terminal import answers, write_json
+from freewheel.cli.terminal import answers, table, write_json
 
 if TYPE_CHECKING:
     from freewheel import engine
@@ -38,8 +38,9 @@ Quick = Annotated[bool, typer.Option("--quick", help="Only the smallest size of 
 
 COLUMNS = (
     ("op", 20), ("cell", 20), ("us", 9), ("fixed", 9), ("floor", 9), ("us/floor", 8), ("ratio", 6),
+    ("error", 8),
 )  # fmt: skip
-"""Headings and widths; error and peers follow them."""
+"""Headings and widths; peers follow them."""
 
 
 def kernels(peers: Peers = None, ops: Ops = "", quick: Quick = False, json: o.Json = False) -> None:
@@ -59,8 +60,7 @@ def kernels(peers: Peers = None, ops: Ops = "", quick: Quick = False, json: o.Js
 def _print_head() -> None:
     machine = engine.Machine.here("cuda")
     answers.print(f"{machine.processor}, torch {machine.torch_version}; microseconds a call")
-    names = "  ".join(f"{name:>{width}}" for name, width in COLUMNS)
-    answers.print(f"{names}  {'error':>8}  peers")
+    answers.print(table(COLUMNS, "peers").head())
 
 
 def _row(row: dict[str, Any]) -> str:
@@ -73,10 +73,10 @@ def _row(row: dict[str, Any]) -> str:
         f"{row['floor_us']:.2f}",
         f"{row['over_floor']:.2f}",
         ratio,
+        f"{row['error']:.1e}",
     )
-    line = "  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
     peers = "; ".join(
         f"{name} {found['reason'] if found['us'] is None else format(found['us'], '.2f')}"
         for name, found in row["peers"].items()
     )
-    return f"{line}  {row['error']:8.1e}  {peers or '-'}"
+    return table(COLUMNS).row(cells, peers or "-")

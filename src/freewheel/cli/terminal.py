@@ -8,7 +8,7 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TextIO
@@ -31,6 +31,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from freewheel.cli.columns import Column, Columns
 from freewheel.cli.driver import check_early, open_driver
 from freewheel.cli.later import LAST_WORDS, Later, tidy_end
 from freewheel.config import EngineConfig, find_model
@@ -59,6 +60,11 @@ if messages.is_terminal:
 def fail(message: str) -> None:
     """An error, on standard error."""
     messages.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+
+
+def table(columns: Sequence[Column], last: str = "") -> Columns:
+    """A table for standard output, as wide as its terminal, if it is one."""
+    return Columns(columns, last, answers.width if answers.is_terminal else None)
 
 
 def leave_terminal() -> None:
