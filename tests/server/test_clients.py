@@ -229,7 +229,7 @@ def test_what_is_not_supported_is_refused_by_name(
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="demo", messages=ASKED, **extra)
-    assert refused.value.param == field
+    assert (refused.value.param or "").split(".")[0] == field
     assert field in refused.value.message
 
 

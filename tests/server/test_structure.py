@@ -118,7 +118,7 @@ def test_a_schema_that_is_not_kept_exactly_is_refused_in_the_clients_words(
     text = {"text": {"format": {"type": "json_schema", "schema": schema}}}
     body = ASKED | chat if path.startswith("chat") else {"input": "x"} | text
     error = server.post(f"/v1/{path}", **body).json()["error"]
-    name = "response_format" if path.startswith("chat") else "text"
+    name = "response_format" if path.startswith("chat") else "text.format"
     assert error["param"] == name and error["message"].startswith(name)
     assert "not" in error["message"]
     assert server.post("/v1/completions", **PROMPT).status_code == 200
@@ -189,7 +189,7 @@ def test_a_form_that_takes_too_long_is_refused_and_nothing_else(log: Path) -> No
             found = running.post("/v1/completions", **PROMPT, structured_outputs={"regex": SLOW})
             assert found.status_code == 400
             error = found.json()["error"]
-            assert error["param"] == "structured_outputs"
+            assert error["param"] == "structured_outputs.regex"
             assert "structured_outputs.regex: was not compiled in 0.3 s" in error["message"]
         found = running.post("/v1/completions", **PROMPT)
         assert found.status_code == 200

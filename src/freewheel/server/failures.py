@@ -21,7 +21,8 @@ _ANTHROPIC_TYPES = {
 
 
 class ApiError(Exception):
-    """A request ends with `status`. `param` is the field to blame, `code` for programs to read."""
+    """A request ends with `status`. `param` is the field to blame, with those that it stands in and
+    dots between; `code` is for programs to read."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ def structure_of_calls(
             400,
             f"{other.field}: an answer that may call tools cannot be held to another form; leave "
             "it out, or set tool_choice to none",
-            param=other.field.partition(".")[0],
+            param=other.field,
             code="invalid_value",
         )
     if markup is None or not calling.offered or not calling.held:

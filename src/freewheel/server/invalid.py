@@ -49,11 +49,11 @@ def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
     first = max(errors, key=lambda one: (len(one["loc"]), one["type"] != "missing"))
     parts = [str(part) for part in first["loc"]]
     if first["type"] == "json_invalid":
-        return _refusal("body", None, "is not valid JSON")
+        return _refusal("", "is not valid JSON")
     if not parts and first["type"] in _OBJECTS:
         raw = first["type"] == "model_attributes_type"
         sent = ", sent with content-type: application/json" if raw else ""
-        return _refusal("body", None, f"must be a JSON object{sent}")
+        return _refusal("", f"must be a JSON object{sent}")
     unknown = first["type"] == "extra_forbidden"
     path, _ = path_of(body, parts[:-1] if unknown else parts)
     message = _words(first)
@@ -63,12 +63,12 @@ def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
         hint = f"use {inside}" if inside else field_hint(parts[-1], beside, ".".join(path))
         path.append(parts[-1])
         message = "is not a field that this server knows" + (f"; {hint}" if hint else "")
-    field = next((part for part in path if not part.isdigit()), None)
-    return _refusal(".".join(path) or "body", field, message)
+    return _refusal(".".join(path), message)
 
 
-def _refusal(path: str, field: str | None, message: str) -> ApiError:
-    return ApiError(400, f"{path}: {message}", param=field, code="invalid_value")
+def _refusal(path: str, message: str) -> ApiError:
+    """`path`: of the field to blame; empty: the whole body."""
+    return ApiError(400, f"{path or 'body'}: {message}", param=path or None, code="invalid_value")
 
 
 def _words(error: Mapping[str, Any]) -> str:

@@ -32,8 +32,7 @@ class Structure:
         if error.param not in FIELDS:
             return error
         message = error.message.replace(error.param, self.field, 1)
-        param = self.field.partition(".")[0]
-        return ApiError(error.status, message, param=param, code=error.code or "invalid_value")
+        return ApiError(error.status, message, param=self.field, code=error.code or "invalid_value")
 
 
 class NamedSchema(Strict):
@@ -70,7 +69,7 @@ class ResponseFormat(Strict):
                 raise ApiError(
                     400,
                     f"response_format.{name}: goes with type structural_tag, and only with it",
-                    param="response_format",
+                    param=f"response_format.{name}",
                     code="invalid_value",
                 )
         if self.structures is None or self.triggers is None:
@@ -85,8 +84,8 @@ def structure_of_tags(
     try:
         return Structure(field, {"calls": tag_tree(tags, triggers, tokens)})
     except RequestError as error:
-        message, param = f"{field}.{error}", field.partition(".")[0]
-        raise ApiError(400, message, param=param, code="invalid_value") from error
+        param = f"{field}.{error.field}"
+        raise ApiError(400, f"{field}.{error}", param=param, code="invalid_value") from error
 
 
 def structure_of_format(

@@ -144,25 +144,25 @@ def calling_of(
     for place, one in enumerate(functions):
         where = f"tools.{place}"
         if any(one.name == tool.name for tool in tools):
-            raise _refused("tools", f"{where}: {one.name!r} is defined twice")
+            raise _refused(where, f"{one.name!r} is defined twice")
         if one.parameters is not None:
             size += _check_schema(one.parameters, where)
         tools.append(Tool(one.name, one.description, one.parameters))
     if size > MAX_SCHEMAS:
-        raise _refused("tools", f"tools: {size} characters of schemas; at most {MAX_SCHEMAS}")
+        raise _refused("tools", f"{size} characters of schemas; at most {MAX_SCHEMAS}")
     names = {tool.name for tool in tools}
     for place, name in enumerate(chosen.allowed or ()):
         if name not in names:
             where = f"{chosen.where}.{place}"
-            raise _refused("tool_choice", f"{where}: {name!r} is not among the tools")
+            raise _refused(where, f"{name!r} is not among the tools")
     allowed = None if chosen.allowed is None else frozenset(chosen.allowed)
     strict = frozenset(one.name for one in functions if one.strict)
     found = Calling(tuple(tools), chosen.choice or "auto", parallel is not False, strict, allowed)
     if found.forced and not tools:
-        raise _refused("tool_choice", "tool_choice: asks for a call, but there are no tools")
+        raise _refused("tool_choice", "asks for a call, but there are no tools")
     name = found.choice.removeprefix("function:")
     if name != found.choice and name not in names:
-        raise _refused("tool_choice", f"tool_choice: {name!r} is not among the tools")
+        raise _refused("tool_choice", f"{name!r} is not among the tools")
     return found
 
 
@@ -185,16 +185,14 @@ def _check_schema(schema: Mapping[str, Any], where: str) -> int:
         if not level:
             break
     else:
-        raise _refused(
-            "tools", f"{where}: parameters are nested deeper than {MAX_SCHEMA_DEPTH} levels"
-        )
+        raise _refused(f"{where}.parameters", f"are nested deeper than {MAX_SCHEMA_DEPTH} levels")
     size = len(json.dumps(schema, ensure_ascii=False))
     if size > MAX_SCHEMA:
         raise _refused(
-            "tools", f"{where}: parameters have {size} characters; at most {MAX_SCHEMA} are read"
+            f"{where}.parameters", f"have {size} characters; at most {MAX_SCHEMA} are read"
         )
     return size
 
 
-def _refused(param: str, message: str) -> ApiError:
-    return ApiError(400, message, param=param, code="invalid_value")
+def _refused(field: str, message: str) -> ApiError:
+    return ApiError(400, f"{field}: {message}", param=field, code="invalid_value")

@@ -83,7 +83,7 @@ def continues(messages: Sequence[ChatMessage], wanted: bool | None, opens: bool 
     marked = [place for place, turn in enumerate(messages) if turn.prefix]
     if any(place != len(messages) - 1 for place in marked):
         field = f"messages.{marked[0]}.prefix"
-        raise ApiError(400, f"{field}: only the last turn can go on", param="messages")
+        raise ApiError(400, f"{field}: only the last turn can go on", param=field)
     if marked and wanted is False:
         raise ApiError(
             400, "continue_final_message: contradicts prefix of the last turn",
@@ -203,8 +203,9 @@ def _message(turn: ChatMessage, where: str) -> Message:
     }
     for field_name, is_wrong in wrong.items():
         if is_wrong:
-            message = f"{where}.{field_name}: missing, or not for a turn of role {turn.role}"
-            raise ApiError(400, message, param="messages", code="invalid_value")
+            field = f"{where}.{field_name}"
+            message = f"{field}: missing, or not for a turn of role {turn.role}"
+            raise ApiError(400, message, param=field, code="invalid_value")
     return Message(
         "system" if turn.role == "developer" else turn.role,
         "" if turn.content is None else plain(turn.content),

@@ -162,7 +162,9 @@ def calling_of_message(body: Asked) -> Calling:
         return calling_of(functions, Chosen())
     if (choice.type == "tool") != (choice.name is not None):
         raise ApiError(
-            400, "tool_choice.name: goes with type tool, and only with it", param="tool_choice"
+            400,
+            "tool_choice.name: goes with type tool, and only with it",
+            param="tool_choice.name",
         )
     named = {"any": "required", "tool": f"function:{choice.name}"}
     parallel = not choice.disable_parallel_tool_use
