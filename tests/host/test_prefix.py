@@ -193,7 +193,7 @@ def test_a_window_is_found_with_the_history_or_not_at_all() -> None:
     assert run(engine, "c", TOKENS[:9]).stats.cached_tokens == 0, "its window had to go"
     prefix = engine.scheduler.roster.reservations.prefix
     assert prefix is not None
-    resumable = [block.latest is not None for block in prefix._blocks.values()]
+    resumable = [block.latest is not None for block in prefix.blocks()]
     assert not all(resumable) and any(resumable)
 
 
@@ -217,7 +217,7 @@ def test_what_a_grammar_follows_is_never_passed_over() -> None:
     request.adjustments = None
     assert len(pages.match(request)) == 28 // 4
     request.params = replace(request.params, prompt_logprobs=0)
-    assert pages.match(request) == (), "every prompt token's score is asked for"
+    assert len(pages.match(request)) == 0, "every prompt token's score is asked for"
 
 
 def test_a_forgotten_request_leaves_only_what_it_had_found() -> None:
@@ -259,6 +259,7 @@ class SharedTrial(Trial):
         request.prompt = (*whole[:keep], *request.prompt[keep:])
         request.cache_salt = self.rng.choice(["", "", "", "salt"])
         request.block_keys.clear()
+        request.block_endings.clear()
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)

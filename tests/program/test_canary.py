@@ -171,7 +171,7 @@ def test_a_found_prompt_that_was_damaged_while_nobody_read_it_is_computed_anew(
     first = llm.generate([PROMPT], GREEDY)[0].token_ids
     prefix = llm._session.scheduler.copies[0].roster.reservations.prefix  # type: ignore[union-attr]
     assert prefix is not None
-    (block, *_) = [b for b in prefix._blocks.values() if b.parent is not None]
+    block = list(prefix.blocks())[1]
     (page,) = block.pages[0]
     flip(llm.executor.cache.stored("history")[1], 0, page)
     rounds = watched.rounds
@@ -266,7 +266,7 @@ def test_a_damaged_page_that_goes_to_host_memory_is_known_when_it_comes_back(
     llm.generate([PROMPT], GREEDY)
     prefix = llm._session.scheduler.copies[0].roster.reservations.prefix
     assert prefix is not None
-    block = next(iter(prefix._blocks.values()))
+    block = next(prefix.blocks())
     mover, group = llm.executor.mover, next(g for g, own in enumerate(block.pages) if own)
     out = Transfer(1, Way.OUT, (BlockCopy(0, 5, block.pages),))
     back = Transfer(2, Way.IN, (BlockCopy(0, 5, block.pages),))

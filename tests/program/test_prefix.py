@@ -75,18 +75,11 @@ def test_a_damaged_page_is_found_in_its_copy_and_neither_is_used_again(
     pools = llm._session.scheduler.copies[0].roster.reservations.pools
     assert prefix is not None
     request = watch_requests(llm)
-    source = next(b for b in prefix._blocks.values() if _depth(b) == 10)
+    source = list(prefix.blocks())[9]
     llm.executor.cache.stored("history")[0][:, source.pages[0][0], 1] += 1
     (again,) = llm.generate([prompt], GREEDY)
     assert again.token_ids == first.token_ids
     assert request[0].stats.violations == 1 and pools[0].condemned == 2
-
-
-def _depth(block: Any) -> int:
-    depth = 1
-    while block.parent is not None:
-        block, depth = block.parent, depth + 1
-    return depth
 
 
 @pytest.mark.parametrize("family", ["t32", "t4"])

@@ -123,7 +123,7 @@ class PoisonedEngine:
     def cached_slots(self, group: int) -> Tensor:
         """int64 [N]: what the prefix cache keeps."""
         prefix = self.llm._session._scheduler.copies[0].roster.reservations.prefix
-        blocks = [] if prefix is None else list(prefix._blocks.values())
+        blocks = [] if prefix is None else list(prefix.blocks())
         pages = [p for b in blocks for p in (*b.pages[group], *(b.latest or [()] * 9)[group])]
         size = self.llm.built.groups[group].page_rows
         return (torch.tensor(pages, dtype=torch.int64)[:, None] * size + torch.arange(size)).view(

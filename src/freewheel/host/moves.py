@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from freewheel.errors import FreewheelError
 from freewheel.host.disk import DiskIndex, DiskMoves
 from freewheel.host.pages import PageAllocator
-from freewheel.host.prefix import Block, PrefixCache
+from freewheel.host.prefix import Block, Pages, PrefixCache
 from freewheel.host.request import Request
 from freewheel.host.tier import HostTier, Kept
 from freewheel.spec import BlockCopy, Transfer, TransferResult, Way
@@ -28,8 +28,6 @@ OUTWARD = 32
 
 FETCHES = 4
 """Requests whose pages are on their way in at one time."""
-
-Pages = tuple[tuple[int, ...], ...]
 
 
 @dataclass
@@ -71,13 +69,13 @@ class _Load:
 class _Run:
     """Blocks that a request begins with: those on the device, then those in host memory alone."""
 
-    blocks: list[Block] = field(default_factory=list[Block])
+    keys: list[bytes] = field(default_factory=list[bytes])
     kept: list[Kept] = field(default_factory=list[Kept])
     latest: Kept | None = None
     """Where the pages are that a row needs to start at the end; None: on the device."""
 
     def __len__(self) -> int:
-        return len(self.blocks) + len(self.kept)
+        return len(self.keys) + len(self.kept)
 
 
 class Moves:
@@ -98,7 +96,7 @@ class Moves:
         """Blocks on their way from another engine: requests may wait for them as for any others."""
         self._ids = itertools.count()
         self.disk = None if disk is None else DiskMoves(disk, tier, self._ids)
-        self._fresh: OrderedDict[Block, None] = OrderedDict()
+        self._fresh: OrderedDict[bytes, None] = OrderedDict()
         self._stores: dict[int, _Store] = {}
         self._loads: dict[int, _Load] = {}
         self._due: list[Transfer] = []
@@ -108,26 +106,27 @@ class Moves:
         """Transfers that have not been reported to have ended, but for those to files."""
         return len(self._stores) + len(self._loads) + (0 if self.disk is None else self.disk.moving)
 
-    def kept(self, block: Block) -> None:
+    def kept(self, key: bytes) -> None:
         """The device holds a block that it did not hold before, or more of it."""
-        self._fresh[block] = None
+        self._fresh[key] = None
 
-    def leaving(self, block: Block) -> None:
+    def leaving(self, key: bytes) -> None:
         """The device is about to let pages of the block go."""
-        if block not in self._fresh:
+        if key not in self._fresh:
             return
-        del self._fresh[block]
-        if not self._wanted(block):
+        del self._fresh[key]
+        block = self._wanted(key)
+        if block is None:
             return
         if len(self._stores) < 2 * OUTWARD:
             self._store(block)
         else:
             self.counts.lost += 1
 
-    def forget(self, keys: Sequence[bytes], blocks: Sequence[Block]) -> None:
+    def forget(self, keys: Sequence[bytes], gone: Sequence[bytes]) -> None:
         """What these blocks hold, and whatever lies behind them, is not to be found again."""
-        for block in blocks:
-            self._fresh.pop(block, None)
+        for key in gone:
+            self._fresh.pop(key, None)
         for key in keys:
             self.tier.forget(key)
         if self.disk is not None:
@@ -147,8 +146,9 @@ class Moves:
     def due(self, fresh: bool = True) -> list[Transfer]:
         """Transfers that are to start now. `fresh`: also of blocks that nothing drives out yet."""
         while fresh and self._fresh and len(self._stores) < OUTWARD:
-            block, _ = self._fresh.popitem(last=False)
-            if self._wanted(block):
+            key, _ = self._fresh.popitem(last=False)
+            block = self._wanted(key)
+            if block is not None:
                 self._store(block)
         due, self._due = self._due, []
         return due if self.disk is None else due + self.disk.due()
@@ -196,17 +196,19 @@ class Moves:
         if not self.tier.conserves():
             raise FreewheelError("slots of host memory: some are lost, or held twice")
 
-    def _wanted(self, block: Block) -> bool:
-        """Host memory lacks the block, or what a row needs to start behind it."""
-        kept = self.tier.find(block.key)
-        return kept is None or (not kept.latest and block.latest is not None and not kept.busy)
+    def _wanted(self, key: bytes) -> Block | None:
+        """The block, if host memory lacks it, or what a row needs to start behind it."""
+        kept, block = self.tier.find(key), self._prefix.block(key)
+        if kept is None or block is None or (not kept.latest and block.latest and not kept.busy):
+            return block
+        return None
 
     def _store(self, block: Block) -> None:
         before = self.tier.find(block.key)
         if before is not None:
             self.tier.discard(before)
         full = not self.tier.free
-        kept = self.tier.take(block.key, _lineage(block), block.latest is not None)
+        kept = self.tier.take(block.key, self._prefix.lineage(block.key), block.latest is not None)
         if kept is None:
             self.counts.lost += 1
             return
@@ -229,23 +231,24 @@ class Moves:
 
     def _run(self, request: Request) -> _Run:
         """The longest run behind which a row can start with what device and host memory hold."""
-        run, best, latest = _Run(), 0, None
-        for key in self._prefix.keys(request)[: request.reusable // self._prefix.block_size]:
-            block, kept = self._prefix.block(key), self.tier.find(key)
-            if block is not None:
-                run.blocks.append(block)
-            elif kept is not None:
-                run.kept.append(kept)
-            else:
+        keys = self._prefix.keys(request)[: request.reusable // self._prefix.block_size]
+        here, found = self._prefix.depth(keys), list[Kept]()
+        for key in keys[here:]:
+            kept = self.tier.find(key)
+            if kept is None:
                 break
-            if block is not None and block.latest is not None:
-                best, latest = len(run), None
-            elif kept is not None and kept.latest:
-                best, latest = len(run), kept
-        del run.kept[max(0, best - len(run.blocks)) :]
-        del run.blocks[best:]
-        run.latest = latest
-        return run
+            found.append(kept)
+        while found and not found[-1].latest:
+            found.pop()
+        if found:
+            return _Run(keys[:here], found, found[-1])
+        for at in range(here, 0, -1):
+            if self._prefix.latest(keys[at - 1]) is not None:
+                return _Run(keys[:at])
+            kept = self.tier.find(keys[at - 1])
+            if kept is not None and kept.latest:
+                return _Run(keys[:at], latest=kept)
+        return _Run()
 
     def _incoming(self, sources: list[Kept]) -> bool:
         keys = {kept.key for kept in sources}
@@ -253,8 +256,9 @@ class Moves:
 
     def _load(self, request: Request, run: _Run) -> bool:
         """Send for the pages; False if there is no room for them now."""
-        self._prefix.touch(run.blocks)
-        held = [tuple(p for b in run.blocks for p in b.pages[g]) for g in range(len(self._pools))]
+        blocks = self._prefix.found(run.keys)
+        self._prefix.touch(blocks)
+        held = [blocks.pages(group) for group in range(len(self._pools))]
         for pool, pages in zip(self._pools, held, strict=True):
             pool.lend(pages)
         end = len(run) * self._prefix.block_size
@@ -278,7 +282,7 @@ class Moves:
         run: _Run,
         free: list[list[int]],
         latest: list[int],
-        held: list[tuple[int, ...]],
+        held: list[list[int]],
     ) -> None:
         lent = tuple((*old, *new) for old, new in zip(held, free, strict=True))
         ends = tuple(tuple(_cut(pages, n)) for pages, n in zip(free, latest, strict=True))
@@ -293,9 +297,9 @@ class Moves:
         for kept in links:
             kept.readers += 1
             self.tier.touch(kept)
-        base = run.blocks[-1] if run.blocks else None
+        base = self._prefix.block(run.keys[-1]) if run.keys else None
         keeps = None if run.latest is None else ends
-        load = _Load(request, base, links, own, keeps, lent, len(run.blocks))
+        load = _Load(request, base, links, own, keeps, lent, len(run.keys))
         copies = tuple(_copy(kept, to) for kept, to in zip(links, targets, strict=True))
         transfer = Transfer(next(self._ids), Way.IN, copies)
         self._loads[transfer.id] = load
@@ -317,22 +321,23 @@ class Moves:
                 self.counts.damaged += 1
                 self.tier.discard(kept)
         base = load.base
-        whole = base is None or self._prefix.block(base.key) is base
+        here = None if base is None else self._prefix.block(base.key)
+        whole = base is None or (here is not None and here.pages == base.pages)
         if whole and not load.void:
             self._adopt(load, damaged)
         self._take_back(load.lent)
 
     def _adopt(self, load: _Load, damaged: frozenset[int]) -> None:
         """The device holds these blocks from now on, up to the first that is damaged."""
-        parent, size = load.base, self._prefix.block_size
+        last, size = None if load.base is None else load.base.key, self._prefix.block_size
         good = next((i for i in range(len(load.links)) if i in damaged), len(load.links))
         for at, pages in enumerate(load.pages[:good], load.known):
-            parent = self._prefix.adopt(load.request, at, parent, pages)
-            self._fresh.pop(parent, None)  # host memory has it
+            last = self._prefix.adopt(load.request, at, pages)
+            self._fresh.pop(last, None)  # host memory has it
         self.counts.fetched += min(good, len(load.pages))
-        whole = good == len(load.links) and parent is not None and parent.latest is None
-        if whole and parent is not None and load.latest is not None:
-            self._prefix.adopt_latest(parent, load.latest)
+        lacks = last is not None and self._prefix.latest(last) is None
+        if good == len(load.links) and last is not None and lacks and load.latest is not None:
+            self._prefix.adopt_latest(last, load.latest)
         first = load.known * size
         load.request.fetched = (first, first + min(good, len(load.pages)) * size)
         brought = load.links[: min(good, len(load.pages))]
@@ -343,13 +348,6 @@ class Moves:
     def _take_back(self, pages: Sequence[Sequence[int]]) -> None:
         for pool, own in zip(self._pools, pages, strict=True):
             pool.take_back(own)
-
-
-def _lineage(block: Block) -> Iterator[bytes]:
-    """Keys of the blocks before this one, the nearest first."""
-    while block.parent is not None:
-        block = block.parent
-        yield block.key
 
 
 def label_of(key: bytes) -> int:

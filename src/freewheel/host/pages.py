@@ -171,10 +171,19 @@ class PageAllocator(IdPool):
         """Some of these pages have keepers, but no owner."""
         return not self._idle.isdisjoint(pages)
 
+    def idle_at_end(self, pages: Sequence[int], each: int, most: int) -> int:
+        """How many of the last `most` blocks of `each` of these pages, from the end on without a
+        gap, have pages with keepers, but no owner."""
+        idle, found = self._idle, 0
+        for at in range(len(pages) - each, -1, -each):
+            if found == most or idle.isdisjoint(pages[at : at + each]):
+                break
+            found += 1
+        return found
+
     def allocate(self, count: int) -> tuple[int, ...]:
         pages = super().allocate(count)
-        for page in pages:
-            self._owners[page] = 1
+        self._owners.update(pages)
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
@@ -207,8 +216,7 @@ class PageAllocator(IdPool):
     def keep(self, pages: Sequence[int]) -> None:
         """One more keeper for pages that are owned or kept. Raises FreewheelError for others."""
         self._check_held(pages, "kept")
-        for page in pages:
-            self._keepers[page] += 1
+        self._keepers.update(pages)
 
     def condemn(self, pages: Sequence[int]) -> int:
         """Never hand these pages, owned or kept, out again; how many of them are newly so.
@@ -227,25 +235,29 @@ class PageAllocator(IdPool):
         later = [page for page in ids if until.get(page, -2) < until_round]
         until.update(dict.fromkeys(later, until_round))
         left = [page for page in ids if owners[page] == 1]
-        if len(left) < len(ids):
-            owners.subtract(ids)
+        for page in ids if len(left) < len(ids) else ():
+            owners[page] -= 1
         for page in left:
-            owners.pop(page)
+            del owners[page]
         self._owned.difference_update(left)
         self._retire(left)
 
     def drop(self, pages: Sequence[int]) -> None:
         """One keeper less. Raises FreewheelError for a page that nobody keeps."""
-        keepers = self._keepers
+        keepers, owners = self._keepers, self._owners
+        freed: list[int] = []
         for page in pages:
-            if page not in keepers:
+            left = keepers[page] - 1
+            if left > 0:
+                keepers[page] = left
+                continue
+            if left < 0:
                 raise FreewheelError(f"{self.name}: {page} dropped, but not kept")
-            if keepers[page] == 1:
-                keepers.pop(page)
-                if page not in self._owners:
-                    self._retire((page,))
-            else:
-                keepers[page] -= 1
+            del keepers[page]
+            if page not in owners:
+                freed.append(page)
+        if freed:
+            self._retire(freed)
 
     def check(self) -> None:
         super().check()
@@ -256,21 +268,28 @@ class PageAllocator(IdPool):
         """Nobody owns these pages: each waits for its next owner, or for its last round."""
         collected, until, keepers = self._collected, self._until, self._keepers
         kept = [page for page in pages if page in keepers]
-        self._idle.update(kept)
-        self._settling.update([page for page in kept if until[page] > collected])
-        for page in pages if len(kept) < len(pages) else ():
-            if page in keepers:
-                continue
-            self._idle.discard(page)
-            self._settling.discard(page)
-            if page in self._condemned:
-                self._lost.add(page)
-            elif (last := until.pop(page)) <= collected:
-                heapq.heappush(self._free, page)
+        if kept:
+            self._idle.update(kept)
+            self._settling.update([page for page in kept if until[page] > collected])
+            if len(kept) == len(pages):
+                return
+            pages = [page for page in pages if page not in keepers]
+        self._idle.difference_update(pages)
+        self._settling.difference_update(pages)
+        if self._condemned:
+            self._lost.update(self._condemned.intersection(pages))
+            pages = [page for page in pages if page not in self._condemned]
+        free, quarantine = self._free, self._quarantine
+        for page in pages:
+            last = until.pop(page)
+            if last <= collected:
+                heapq.heappush(free, page)
             else:
-                heapq.heappush(self._quarantine, (last, page))
+                heapq.heappush(quarantine, (last, page))
 
     def _check_held(self, pages: Sequence[int], what: str) -> None:
+        if self._owned.issuperset(pages):
+            return
         foreign = sorted([p for p in pages if p not in self._owned and p not in self._keepers])
         if foreign:
             raise FreewheelError(f"{self.name}: {foreign} {what}, but neither owned nor kept")

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from freewheel.host.keys import DIGEST_BYTES
 from freewheel.host.moves import Moves, label_of
-from freewheel.host.prefix import DIGEST_BYTES, PrefixCache
+from freewheel.host.prefix import PrefixCache
 from freewheel.host.request import Request
 from freewheel.host.tier import Kept
 from freewheel.spec.handoff import Piece
@@ -53,7 +54,7 @@ class Parcels:
             if kept is None or not kept.ready or not whole:
                 if not late:
                     if block is not None:
-                        self._moves.kept(block)
+                        self._moves.kept(key)
                     return None
                 if kept is None or not kept.ready:
                     break

@@ -3,64 +3,57 @@
 
 A block is the stretch of tokens after which pages of all groups end. What a block's pages hold
 follows from the tokens up to its end and the one behind it, which the drafter's last row has read.
-So a block is known by all of these tokens: its key is a keyed hash of the key before it and of its
-own tokens, shifted by one. Whoever starts behind a block found by its key has what it would have
-computed itself, drafter's rows included.
+So a block is known by all of these tokens (`keys`). Whoever starts behind a block found by its key
+has what it would have computed itself, drafter's rows included.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-import struct
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from freewheel.host.keys import BlockNames, HashedNames
 from freewheel.host.pages import PageAllocator
 from freewheel.host.request import Request
-from freewheel.host.tenancy import PageSpan, Tenancy
+from freewheel.host.runs import Gone, Match, Run, RunTree
+from freewheel.host.tenancy import Tenancy
 
-DIGEST_BYTES = 16
-DIGEST_HEAD = DIGEST_BYTES.to_bytes(4, "little")
+Pages = tuple[tuple[int, ...], ...]
 
 
-@dataclass(eq=False)
-class Block:
-    """Kept pages of one block.
+class Block(NamedTuple):
+    """What is kept of one block.
 
     `pages[g]`: of a group that keeps everything, the block's own pages. `latest[g]`: of a group
     that keeps the latest tokens, the pages that a row needs which starts at the block's end; None
     if they are not kept, and then the block only leads to others. Both are empty where the group
-    is of the other sort. `doubted`: the last one to end that had found it here went wrong.
-    `ending`: by what requests know it that end with it, not knowing the token behind it.
+    is of the other sort.
     """
 
     key: bytes
-    parent: Block | None
-    pages: tuple[tuple[int, ...], ...]
-    latest: tuple[tuple[int, ...], ...] | None = None
-    children: set[Block] = field(default_factory=set["Block"])
-    doubted: bool = False
-    ending: bytes = b""
+    pages: Pages
+    latest: Pages | None
 
 
 class Watcher(Protocol):
     """Who is told what comes and goes."""
 
-    def kept(self, block: Block) -> None:
+    def kept(self, key: bytes) -> None:
         """The block is new, or more of it is kept than before."""
         ...
 
-    def leaving(self, block: Block) -> None:
+    def leaving(self, key: bytes) -> None:
         """Pages of the block are about to be dropped, because they are wanted elsewhere."""
         ...
 
-    def forget(self, keys: Sequence[bytes], blocks: Sequence[Block]) -> None:
-        """What these blocks hold, and whatever lies behind them, is not to be found again."""
+    def forget(self, keys: Sequence[bytes], gone: Sequence[bytes]) -> None:
+        """What these blocks hold, and whatever lies behind them, is not to be found again.
+
+        `gone`: those of them that were here."""
         ...
 
     def clear(self) -> None:
@@ -78,34 +71,47 @@ class PrefixCache:
     def __init__(self, pools: Sequence[PageAllocator], secret: bytes | None = None) -> None:
         self._pools = tuple(pools)
         self._groups = tuple(pool.group for pool in pools)
-        self._secret = secrets.token_bytes(32) if secret is None else secret
         self.block_size = math.lcm(*(group.page_size for group in self._groups))
+        secret = secrets.token_bytes(32) if secret is None else secret
+        self.names: BlockNames = HashedNames(self.block_size, secret)
         self.watcher: Watcher | None = None
-        self._blocks: dict[bytes, Block] = {}
-        self._leaves: OrderedDict[Block, None] = OrderedDict()
-        self._resumable: OrderedDict[Block, None] = OrderedDict()
+        self._tree = RunTree(
+            [
+                self.block_size // group.page_size if group.retention is None else 0
+                for group in self._groups
+            ]
+        )
         # Where some groups keep the latest tokens alone, nobody can start a token before the end.
-        self._endings: dict[bytes, dict[Block, None]] = {}
         self._splits = all(group.retention is None for group in self._groups)
+        # Where all keep everything, a row can start behind any block, and none stands here.
+        self._latest: OrderedDict[bytes, Pages] = OrderedDict()
+        self._doubted: set[bytes] = set()
+        """The last one to end that had found these blocks here went wrong."""
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return len(self._tree)
 
-    def match(self, request: Request, most: int) -> tuple[Block, ...]:
+    def match(self, request: Request, most: int) -> Match:
         """The longest run of blocks, from the request's first token on, behind which it can start.
 
         Of its first `most` tokens. At least one certain token is left to compute: a block is known
         by the token behind it.
         """
-        keys = self.keys(request)[: most // self.block_size]
-        found: list[Block] = []
-        for block in map(self._blocks.get, keys):
-            if block is None:
-                break
-            found.append(block)
-        while found and found[-1].latest is None:
-            found.pop()
-        return tuple(found)
+        found = self.found(self.keys(request)[: most // self.block_size])
+        count = len(found)
+        while count and not self._splits and found.keys[count - 1] not in self._latest:
+            count -= 1
+        return found if count == len(found) else self.found(found.keys[:count])
+
+    def found(self, keys: Sequence[bytes]) -> Match:
+        """Those of a request's first blocks that are here."""
+        stretches = self._tree.find(keys)
+        count = sum([stretch.blocks for stretch in stretches])
+        return Match(keys[:count], stretches, self._tree.each)
+
+    def depth(self, keys: Sequence[bytes]) -> int:
+        """How many of a request's first blocks are here."""
+        return len(self.found(keys))
 
     def ending(self, request: Request, count: int) -> Block | None:
         """The block behind the first `count` ones that the request's certain tokens end with.
@@ -116,21 +122,32 @@ class PrefixCache:
         last = request.reusable < known - 1 or (count + 1) * self.block_size != known
         if last or not self._splits:
             return None
-        found = self._endings.get(self.ending_key(request, count))
-        return next(reversed(found)) if found else None
-
-    def ending_key(self, request: Request, index: int) -> bytes:
-        """Of the request's block `index`, up to its last token; empty where nobody asks for it."""
-        if not self._splits:
-            return b""
-        before = request.block_keys[index - 1] if index else request.cache_salt.encode()
-        first = index * self.block_size
-        tokens = request.tokens(first + 1 if index else 0, first + self.block_size)
-        data = len(before).to_bytes(4, "little") + before + _bytes_of(tokens)
-        return blake2b(data, key=self._secret, digest_size=DIGEST_BYTES, person=b"ending").digest()
+        before = self.keys(request)[count - 1] if count else None
+        key = self._tree.ending_with(self.names.ending(request, count), before)
+        return None if key is None else self.block(key)
 
     def block(self, key: bytes) -> Block | None:
-        return self._blocks.get(key)
+        run = self._tree.run(key)
+        return None if run is None else self._block(key, run, run.keys.index(key))
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks, in the order in which they came."""
+        for key, run, at in self._tree:
+            yield self._block(key, run, at)
+
+    def latest(self, key: bytes) -> Pages | None:
+        """As in the Block of this key, which is here."""
+        return tuple([() for _ in self._pools]) if self._splits else self._latest.get(key)
+
+    def lineage(self, key: bytes) -> list[bytes]:
+        """The keys of the blocks before one that is here, the nearest first."""
+        run, found = self._tree.run(key), list[bytes]()
+        at = 0 if run is None else run.keys.index(key)
+        while run is not None:
+            found += reversed(run.keys[:at])
+            run = run.parent
+            at = 0 if run is None else len(run.keys)
+        return found
 
     def common(self, one: Request, other: Request) -> int:
         """Tokens of the blocks that both requests begin with."""
@@ -142,36 +159,43 @@ class PrefixCache:
             low, high = (middle, high) if same else (low, middle - 1)
         return low * self.block_size
 
-    def touch(self, blocks: Sequence[Block]) -> None:
+    def touch(self, match: Match) -> None:
         """These blocks are in use now."""
-        if not blocks:
+        if not match.keys:
             return
-        if blocks[-1] in self._leaves:
-            self._leaves.move_to_end(blocks[-1])
-        for block in blocks:
-            if block in self._resumable:
-                self._resumable.move_to_end(block)
+        self._touch_leaf(match.stretches[-1].run, match.keys[-1])
+        for key in match.keys if not self._splits else ():
+            if key in self._latest:
+                self._latest.move_to_end(key)
+
+    def touch_ending(self, block: Block) -> None:
+        """This block, which `ending` found, is in use now."""
+        run = self._tree.run(block.key)
+        assert run is not None, "it was just found"
+        self._touch_leaf(run, block.key)
 
     def publish(self, request: Request, tenancy: Tenancy) -> None:
         """Keep the blocks that the row has computed and that are not kept yet."""
         count, at = tenancy.whole // self.block_size, tenancy.published
         if count <= at:
             return
-        keys = self.keys(request)
-        while at and keys[at - 1] not in self._blocks:
+        keys, tree = self.keys(request), self._tree
+        while at and keys[at - 1] not in tree:
             at -= 1
-        parent = self._blocks[keys[at - 1]] if at else None
-        for index in range(at, count):
-            block = self._blocks.get(keys[index])
-            new = block is None
-            if block is None:
-                block = self._add(keys[index], parent, tenancy, index)
-                self._end_with(block, self.ending_key(request, index))
-            parent = block
-            if block.latest is None:
-                new |= self._keep_latest(block, tenancy, index)
-            if new and self.watcher is not None:
-                self.watcher.kept(block)
+        new = at
+        while new < count and keys[new] in tree:
+            new += 1
+        if new < count:
+            each = zip(tenancy.spans, tree.each, strict=True)
+            pages = tuple([span.pages[new * n : count * n] if n else [] for span, n in each])
+            self._add(new, keys[:count], self.names.endings(request), pages)
+        if not self._splits or self.watcher is not None:
+            for index in range(at, count):
+                fresh = index >= new
+                if not self._splits and keys[index] not in self._latest:
+                    fresh |= self._keep_latest(keys[index], tenancy, index)
+                if fresh and self.watcher is not None:
+                    self.watcher.kept(keys[index])
         tenancy.published = count
 
     def make_room(self, group: int, count: int) -> None:
@@ -179,21 +203,23 @@ class PrefixCache:
         copies have ended."""
         pool = self._pools[group]
         if self._groups[group].retention is None:
-            while pool.cached and pool.free + pool.due + pool.returning < count:
-                self._drop_oldest(group)
+            while pool.cached and (lack := count - pool.free - pool.due - pool.returning) > 0:
+                self._drop_oldest(group, lack)
             return
-        for block in tuple(self._resumable):
-            if pool.free + pool.due + pool.returning >= count:
-                return
-            if block.latest is not None and self._frees(group, block.latest[group]):
+        if pool.free + pool.due + pool.returning >= count:
+            return
+        for key, latest in tuple(self._latest.items()):
+            if pool.some_idle(latest[group]):
                 if self.watcher is not None:
-                    self.watcher.leaving(block)
-                self._drop_latest(block)
+                    self.watcher.leaving(key)
+                self._drop_latest(key)
+                if pool.free + pool.due + pool.returning >= count:
+                    return
 
     def clear(self) -> None:
         """Forget everything."""
-        for block in [b for b in self._blocks.values() if b.parent is None]:
-            self._drop(block, worth=False)
+        for run in self._tree.roots():
+            self._drop(run, 0, worth=False)
         if self.watcher is not None:
             self.watcher.clear()
 
@@ -203,116 +229,83 @@ class PrefixCache:
         Those that it found may be to blame as well: at a second failure behind them, with no
         success between, they are dropped too. One failure may be the request's own.
         """
-        found = self._found(request, tenancy)
-        sound = next((n for n, block in enumerate(found) if block.doubted), len(found))
-        for block in found:
-            block.doubted = True
-        keys, gone = self.keys(request)[sound:], list[Block]()
-        tail = self._blocks.get(tenancy.tail)
-        if tail is not None and tail.doubted:
-            keys = [tail.key, *keys]
-        elif tail is not None:
-            tail.doubted = True
+        found, gone = self._found(request, tenancy), list[bytes]()
+        sound = next((n for n, key in enumerate(found) if key in self._doubted), len(found))
+        keys = self.keys(request)[sound:]
+        if tenancy.tail in self._tree and tenancy.tail in self._doubted:
+            keys = [tenancy.tail, *keys]
+        elif tenancy.tail in self._tree:
+            self._doubted.add(tenancy.tail)
+        self._doubted.update(found)
         for key in keys:
-            if key in self._blocks:
-                gone += self._drop(self._blocks[key], worth=False)
+            gone += self._drop_block(key)
         if self.watcher is not None:
             self.watcher.forget(keys, gone)
 
     def condemn(self, group: int, pages: Sequence[int]) -> None:
         """Drop the blocks that hold these pages, and all that follow them."""
         bad = set(pages)
-        for block in list(self._blocks.values()):
-            held = (*block.pages[group], *(block.latest[group] if block.latest is not None else ()))
-            if bad.isdisjoint(held) or self._blocks.get(block.key) is not block:
+        for key, own, latest in list(self.blocks()):
+            held = (*own[group], *(latest[group] if latest is not None else ()))
+            if bad.isdisjoint(held) or key not in self._tree:
                 continue
-            gone = self._drop(block, worth=False)
+            gone = self._drop_block(key)
             if self.watcher is not None:
-                self.watcher.forget([block.key], gone)
+                self.watcher.forget([key], gone)
 
-    def adopt(
-        self, request: Request, index: int, parent: Block | None, pages: tuple[tuple[int, ...], ...]
-    ) -> Block:
-        """The request's block `index`, whose pages were copied here unless it came otherwise."""
-        key = request.block_keys[index]
-        block = self._blocks.get(key)
-        if block is None:
-            block = self._insert(key, parent, pages)
-            self._end_with(block, self.ending_key(request, index))
-            if not any(group.resume_tokens for group in self._groups):
-                self.adopt_latest(block, tuple(() for _ in pages))
-        return block
+    def adopt(self, request: Request, index: int, pages: Pages) -> bytes:
+        """The request's block `index`, whose pages were copied here unless it came otherwise; its
+        key. The block before it is here."""
+        keys = self.keys(request)
+        key = keys[index]
+        if key not in self._tree:
+            self._add(index, keys[: index + 1], self.names.endings(request), pages)
+            if not self._splits and not any(group.resume_tokens for group in self._groups):
+                self.adopt_latest(key, tuple(() for _ in pages))
+        return key
 
-    def adopt_latest(self, block: Block, latest: tuple[tuple[int, ...], ...]) -> None:
+    def adopt_latest(self, key: bytes, latest: Pages) -> None:
         """Keep copied pages that a row needs which starts at the block's end."""
         for pool, pages in zip(self._pools, latest, strict=True):
             if pages:
                 pool.keep(pages)
-        block.latest = latest
-        self._resumable[block] = None
+        self._latest[key] = latest
 
     def trust(self, request: Request, tenancy: Tenancy) -> None:
         """The tenancy has ended well behind the blocks that it found."""
-        tail = self._blocks.get(tenancy.tail)
-        for block in (*self._found(request, tenancy), *(() if tail is None else (tail,))):
-            block.doubted = False
+        if self._doubted:
+            self._doubted.difference_update((*self._found(request, tenancy), tenancy.tail))
 
-    def _found(self, request: Request, tenancy: Tenancy) -> list[Block]:
+    def _found(self, request: Request, tenancy: Tenancy) -> list[bytes]:
         """Of the blocks behind which the tenancy began, those that are still kept."""
         keys = self.keys(request)[: tenancy.start // self.block_size]
-        return [self._blocks[key] for key in keys if key in self._blocks]
+        return keys[: self.depth(keys)]
 
     def share_keys(self, other: PrefixCache) -> None:
         """Know blocks as another cache does, before any is kept."""
-        self._secret = other._secret
+        self.names = other.names
 
     def keys(self, request: Request) -> list[bytes]:
         """Of every block behind which the request has a certain token."""
-        size, keys = self.block_size, request.block_keys
-        begun, count = len(keys), (request.known - 1) // size
-        if count <= begun:
-            return keys
-        first = begun * size + 1 if begun else 0
-        tokens = _bytes_of(request.tokens(first, count * size + 1))
-        before = keys[-1] if keys else request.cache_salt.encode()
-        head, secret, at = len(before).to_bytes(4, "little"), self._secret, 0
-        for end in range(8 * ((begun + 1) * size + 1 - first), len(tokens) + 1, 8 * size):
-            data = head + before + tokens[at:end]
-            before = blake2b(data, key=secret, digest_size=DIGEST_BYTES).digest()
-            keys.append(before)
-            head, at = DIGEST_HEAD, end
-        return keys
+        return self.names.keys(request)
 
-    def _add(self, key: bytes, parent: Block | None, tenancy: Tenancy, index: int) -> Block:
-        pages = tuple(
-            () if group.retention is not None else _own(span, self._columns(group.page_size, index))
-            for group, span in zip(self._groups, tenancy.spans, strict=True)
-        )
-        return self._insert(key, parent, pages)
+    def _block(self, key: bytes, run: Run, at: int) -> Block:
+        pages = tuple([tuple(own) for own in self._tree.pages(run, at, at + 1)])
+        return Block(key, pages, self.latest(key))
 
-    def _insert(
-        self, key: bytes, parent: Block | None, pages: tuple[tuple[int, ...], ...]
-    ) -> Block:
+    def _add(
+        self, at: int, keys: list[bytes], endings: list[bytes], pages: tuple[Sequence[int], ...]
+    ) -> None:
         for pool, own in zip(self._pools, pages, strict=True):
             if own:
                 pool.keep(own)
-        block = self._blocks[key] = Block(key, parent, pages)
-        if parent is not None:
-            parent.children.add(block)
-            self._leaves.pop(parent, None)
-        self._leaves[block] = None
-        return block
+        self._tree.add(at, keys, endings, pages)
 
-    def _end_with(self, block: Block, ending: bytes) -> None:
-        block.ending = ending
-        if ending:
-            self._endings.setdefault(ending, {})[block] = None
+    def _touch_leaf(self, run: Run, key: bytes) -> None:
+        if run in self._tree.leaves and run.keys[-1] == key:
+            self._tree.leaves.move_to_end(run)
 
-    def _columns(self, page_size: int, index: int) -> range:
-        each = self.block_size // page_size
-        return range(index * each, (index + 1) * each)
-
-    def _keep_latest(self, block: Block, tenancy: Tenancy, index: int) -> bool:
+    def _keep_latest(self, key: bytes, tenancy: Tenancy, index: int) -> bool:
         """Whether the pages for a start at the block's end are still the row's, to be kept."""
         end = (index + 1) * self.block_size
         latest: list[tuple[int, ...]] = []
@@ -320,63 +313,64 @@ class PrefixCache:
             columns = range(0) if group.retention is None else group.resume_columns(end)
             if columns and columns.start < span.first:
                 return False  # freed before the block could be kept
-            latest.append(_own(span, columns))
-        self.adopt_latest(block, tuple(latest))
+            latest.append(tuple(span.pages[columns.start - span.first : columns.stop - span.first]))
+        self.adopt_latest(key, tuple(latest))
         return True
 
-    def _drop_oldest(self, group: int) -> None:
-        """Drop a leaf that frees pages of the group; failing that, any such block and its heirs."""
-        blocks = chain(self._leaves, self._blocks.values())
-        block = next(b for b in blocks if self._frees(group, b.pages[group]))
-        parent = block.parent
-        self._drop(block)
-        if parent is not None and parent in self._leaves:
-            self._leaves.move_to_end(parent, last=False)
+    def _drop_oldest(self, group: int, lack: int) -> None:
+        """Drop the last blocks of a leaf that free pages of the group, of which `lack` are to be
+        freed; failing that, any such block and its heirs."""
+        pool, each, leaves = self._pools[group], self._tree.each[group], self._tree.leaves
+        # a copy of what leaves may start at each, and then it does not free its pages yet
+        most = 1 if self.watcher is not None else -(-lack // each)
+        for run in leaves:
+            own = run.pages[group]
+            count = pool.idle_at_end(own, each, most)
+            if count:
+                break
+        else:
+            run, at = self._first_idle(group)
+            count = len(run.keys) - at
+        at = len(run.keys) - count
+        parent = run if at else run.parent
+        self._drop(run, at)
+        if parent is not None and parent in leaves:
+            leaves.move_to_end(parent, last=False)
 
-    def _frees(self, group: int, pages: tuple[int, ...]) -> bool:
-        return self._pools[group].some_idle(pages)
+    def _first_idle(self, group: int) -> tuple[Run, int]:
+        """A block, and its place in its run, that would free pages of the group."""
+        for _, run, at in self._tree:
+            if self._pools[group].some_idle(self._tree.pages(run, at, at + 1)[group]):
+                return run, at
+        raise AssertionError("a page is cached by some block")
 
-    def _drop(self, block: Block, worth: bool = True) -> list[Block]:
-        """Drop a block and everything behind it; these. `worth`: what they hold is as it should."""
-        if block.parent is not None:
-            block.parent.children.discard(block)
-            if not block.parent.children:
-                self._leaves[block.parent] = None
-        heirs, gone = [block], list[Block]()
-        while heirs:
-            heir = heirs.pop()
-            gone.append(heir)
-            if worth and self.watcher is not None:
-                self.watcher.leaving(heir)
-            heirs.extend(heir.children)
-            heir.children.clear()
-            self._drop_latest(heir)
-            for pool, pages in zip(self._pools, heir.pages, strict=True):
-                if pages:
-                    pool.drop(pages)
-            del self._blocks[heir.key]
-            if heir.ending:
-                alike = self._endings[heir.ending]
-                del alike[heir]
-                if not alike:
-                    del self._endings[heir.ending]
-            self._leaves.pop(heir, None)
-        return gone
+    def _drop_block(self, key: bytes) -> list[bytes]:
+        run = self._tree.run(key)
+        return [] if run is None else self._drop(run, run.keys.index(key), worth=False)
 
-    def _drop_latest(self, block: Block) -> None:
-        if block.latest is None:
-            return
-        for pool, pages in zip(self._pools, block.latest, strict=True):
+    def _drop(self, run: Run, at: int, worth: bool = True) -> list[bytes]:
+        """Drop a run's blocks from `at` on and everything behind them; their keys. `worth`: what
+        they hold is as it should be."""
+        if worth and self.watcher is not None:
+            for key in self._tree.behind(run, at):
+                self.watcher.leaving(key)
+        gone = self._tree.cut(run, at)
+        for one in gone:
+            self._let_go(one)
+        return list(chain.from_iterable([one.keys for one in gone]))
+
+    def _let_go(self, gone: Gone) -> None:
+        for pool, pages in zip(self._pools, gone.pages, strict=True):
             if pages:
                 pool.drop(pages)
-        block.latest = None
-        del self._resumable[block]
+        for key in gone.keys if self._latest else ():
+            if key in self._latest:
+                self._drop_latest(key)
+        if self._doubted:
+            self._doubted.difference_update(gone.keys)
 
-
-def _bytes_of(tokens: Sequence[int]) -> bytes:
-    """Eight of each."""
-    return struct.pack(f"{len(tokens)}q", *tokens)
-
-
-def _own(span: PageSpan, columns: range) -> tuple[int, ...]:
-    return tuple(span.pages[columns.start - span.first : columns.stop - span.first])
+    def _drop_latest(self, key: bytes) -> None:
+        latest = self._latest.pop(key)
+        for pool, pages in zip(self._pools, latest, strict=True):
+            if pages:
+                pool.drop(pages)

@@ -87,10 +87,11 @@ class Request:
     `grammar_base`: where its grammar's table lies, once it has a place. `scores`: one for each of
     `output`, `echo`: for each prompt token but the first; if asked for.
     `guide` follows its grammar where no table does.
-    Only requests with the same `cache_salt` find each other's pages. `block_keys` are kept by
-    `PrefixCache.keys`. `priority`: the lower goes first. `tenant`: who asks; tenants share the
-    engine evenly. `overdue`: those of better priority have passed it often enough, and it is
-    served before them; `shielded`: it once was, and is not preempted for their sake.
+    Only requests with the same `cache_salt` find each other's pages. `block_keys` and
+    `block_endings` are kept by `PrefixCache.keys`. `priority`: the lower goes first. `tenant`: who
+    asks; tenants share the engine evenly. `overdue`: those of better priority have passed it often
+    enough, and it is served before them; `shielded`: it once was, and is not preempted for their
+    sake.
     `shows`: it is asked which keys its last prompt token picks; `picks`: the answer.
     `fetched`: the stretch of its tokens whose pages came from host memory since it began to wait;
     None: none were sent for; `filed`: where in it the blocks begin that came from files.
@@ -128,6 +129,7 @@ class Request:
     lifted: bool = False  # blocks were sent for from files since it began to wait
     stats: RequestStats = field(default_factory=RequestStats)
     block_keys: list[bytes] = field(default_factory=list[bytes])
+    block_endings: list[bytes] = field(default_factory=list[bytes])
 
     def __post_init__(self) -> None:
         if len(self.stop_ids) > MAX_STOP_IDS:

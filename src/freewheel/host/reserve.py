@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from freewheel.host.disk import DiskIndex
 from freewheel.host.moves import Moves
 from freewheel.host.pages import PageAllocator, RowAllocator
-from freewheel.host.prefix import Block, PrefixCache
+from freewheel.host.prefix import PrefixCache
 from freewheel.host.request import Request
+from freewheel.host.runs import Match
 from freewheel.host.tenancy import PageSpan, Tenancy
 from freewheel.host.tier import HostTier
 from freewheel.spec import CacheGroup, FinishReason, PageCopy, PageWrite
@@ -58,20 +59,17 @@ class Reservations:
         can let go of."""
         return [pool.free + pool.reclaimable for pool in self.pools]
 
-    def match(self, request: Request) -> tuple[Block, ...]:
+    def match(self, request: Request) -> Match:
         """Kept blocks that the request could start behind."""
-        return () if self.prefix is None else self.prefix.match(request, request.reusable)
+        return Match() if self.prefix is None else self.prefix.match(request, request.reusable)
 
-    def fetch(self, request: Request, blocks: tuple[Block, ...]) -> bool:
+    def fetch(self, request: Request, blocks: Match) -> bool:
         """Whether pages for the request are on their way from host memory, for which it waits."""
         return self.moves is not None and self.moves.fetch(request, len(blocks))
 
-    def shared(self, blocks: tuple[Block, ...]) -> list[int]:
+    def shared(self, blocks: Match) -> list[int]:
         """Pages of each group, among those of the blocks, that some tenancy owns already."""
-        return [
-            pool.owned_of([page for block in blocks for page in block.pages[group]])
-            for group, pool in enumerate(self.pools)
-        ]
+        return [pool.owned_of(blocks.pages(group)) for group, pool in enumerate(self.pools)]
 
     def admit(
         self, request: Request, wanted: Callable[[Request], Sequence[int]] | None = None
@@ -112,7 +110,7 @@ class Reservations:
         block = None if self.prefix is None else self.prefix.ending(request, tenancy.published)
         if block is None or self.prefix is None:
             return
-        self.prefix.touch((block,))
+        self.prefix.touch_ending(block)
         for pool, pages in zip(self.pools, block.pages, strict=True):
             pool.share(pages)
         need = (0,) * len(self.pools) if wanted is None else wanted(request)
@@ -132,15 +130,16 @@ class Reservations:
         tenancy.copies, tenancy.tail = tuple(copies), block.key
         tenancy.start = tenancy.lower = request.known - 1
 
-    def _shared_span(self, group: int, blocks: tuple[Block, ...], start: int) -> PageSpan:
-        if not blocks:
+    def _shared_span(self, group: int, blocks: Match, start: int) -> PageSpan:
+        if self.prefix is None or not blocks:
             return PageSpan()
-        pool = self.pools[group]
-        pages = [page for block in blocks for page in block.pages[group]]
-        first = 0
-        if pool.group.retention is not None:
-            assert blocks[-1].latest is not None, "a match ends where a row can start"
-            pages = list(blocks[-1].latest[group])
+        pool, first = self.pools[group], 0
+        if pool.group.retention is None:
+            pages = blocks.pages(group)
+        else:
+            latest = self.prefix.latest(blocks.keys[-1])
+            assert latest is not None, "a match ends where a row can start"
+            pages = list(latest[group])
             first = pool.group.resume_columns(start).start
         pool.share(pages)
         return PageSpan(first, pages)
