@@ -101,7 +101,7 @@ class Request:
     """
 
     id: str
-    prompt: tuple[int, ...]
+    prompt: Sequence[int]
     params: SamplingParams
     seed: int
     context_len: int
@@ -300,7 +300,7 @@ class Request:
             return False
         return len(self.prompt) + len(self.output) + tenancy.owed < tenancy.limit
 
-    def tokens(self, start: int, stop: int) -> tuple[int, ...]:
+    def tokens(self, start: int, stop: int) -> Sequence[int]:
         """Certain tokens at positions `start` to `stop` (cut at `known`)."""
         border = len(self.prompt)
         if stop <= border:

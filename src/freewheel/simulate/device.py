@@ -72,10 +72,6 @@ class StubDevice:
         """Of a request that was admitted to it."""
         return self._rows[number]
 
-    def answer(self, row: Row, start: int, stop: int) -> tuple[int, ...]:
-        """The row's tokens at these positions, behind its prompt."""
-        return self._script.answer(row.call, row.number, start, stop)
-
     def _advance(self, number: int, row: Row, shape: StepShape) -> RowResult:
         if row.known >= row.limit:
             return RowResult(number, (), None, row.computed, 0, 0)

@@ -17,7 +17,7 @@ from freewheel.host import Request, Scheduler
 from freewheel.simulate.device import StubDevice
 from freewheel.simulate.lean import LeanScheduler, Stride
 from freewheel.simulate.plan import Simulation
-from freewheel.simulate.script import Script
+from freewheel.simulate.script import Script, ScriptNames
 from freewheel.simulate.trace import Call, Trace
 from freewheel.spec import SamplingParams, StepResult
 
@@ -99,6 +99,9 @@ class Replay:
         self._lean = self.scheduler if isinstance(self.scheduler, LeanScheduler) else None
         if self._lean is not None:
             self._lean.open(self._device)
+            prefix = self._lean.roster.reservations.prefix
+            if prefix is not None:
+                prefix.names = ScriptNames(trace.calls, trace.block, prefix.block_size)
         self._params: dict[int, SamplingParams] = {}
         self._next = 0
         self._free_at = 0.0
@@ -150,7 +153,8 @@ class Replay:
     def _request(self, number: int, call: Call) -> Request:
         return Request(
             f"{number}",
-            self._script.prompt(call),
+            # nobody reads tokens where blocks are known by ids
+            self._script.prompt(call) if self._lean is None else range(call.prompt),
             self._asked(call.answer),
             number,
             self._plan.context_len,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ class Feed:
     """Certain tokens to write into a row, from absolute position `start` on."""
 
     start: int
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
 
 
 class PageWrite(NamedTuple):
