@@ -92,7 +92,7 @@ def test_requests_of_a_fleet_get_the_tokens_that_they_get_alone(
         stops = (3, 7) if rng.random() < 0.5 else ()
         prompt = rng.choice(said) if said and rng.random() < 0.5 else rng.randint(1, 40)
         asked = setup.request(f"{seed}.{number}", prompt, rng.randint(1, 16), 0, stops)
-        said.append(asked.prompt)
+        said.append(tuple(asked.prompt))
         requests.append(asked)
         engine.fleet.add(asked)
         for _ in range(rng.randint(0, 4)):
