@@ -78,12 +78,15 @@ class IdPool:
         self._owned.difference_update(ids)
         for one in ids:
             heapq.heappush(self._quarantine, (until_round, one))
-        self._set_free()
+        if until_round <= self._collected:
+            self._set_free()
 
     def collected(self, round_id: int) -> None:
         """Round `round_id`, and with it every earlier one, can no longer touch anything."""
-        self._collected = max(self._collected, round_id)
-        self._set_free()
+        if round_id > self._collected:
+            self._collected = round_id
+            if self._quarantine:
+                self._set_free()
 
     def check(self) -> None:
         """Raise FreewheelError unless free + cached + owned + quarantined = total, each id once."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
 
 from freewheel.host.disk import DiskIndex
 from freewheel.host.moves import Moves
@@ -144,16 +145,17 @@ class Reservations:
         pool.share(pages)
         return PageSpan(first, pages)
 
-    def columns(self, tenancy: Tenancy) -> tuple[PageWrite, ...]:
-        """One write for each column that the row holds: for its first launch."""
-        row = tenancy.row
-        return tuple(
-            [
-                PageWrite(row, group, column, page)
-                for group, span in enumerate(tenancy.spans)
-                for column, page in enumerate(span.pages, span.first)
-            ]
-        )
+    def columns(self, tenancy: Tenancy, ends: Sequence[int] = ()) -> tuple[PageWrite, ...]:
+        """One write for each column that the row holds, from `ends[group]` on (all of them for its
+        first launch)."""
+        row, writes = repeat(tenancy.row), list[PageWrite]()
+        for group, span in enumerate(tenancy.spans):
+            start = ends[group] if ends else span.first
+            pages = span.pages[start - span.first :]
+            if pages:
+                columns = zip(row, repeat(group), range(start, span.end), pages, strict=False)
+                writes += map(PageWrite._make, columns)
+        return tuple(writes)
 
     def publish(self, request: Request, tenancy: Tenancy, finish: FinishReason | None) -> None:
         """Let others find what the row has computed; nothing of it, if it went wrong."""
@@ -175,26 +177,35 @@ class Reservations:
         return tuple(found)
 
     def reserve(self, tenancy: Tenancy, tokens: int) -> tuple[PageWrite, ...] | None:
-        """Extend the row to `tokens` tokens; None, and no change, if some group is short.
+        """As `extend`; None, and no change, if some group is short.
 
-        Returns one write for each new column. They must travel with the row's next launch.
+        Returns one write for each new column, which must travel with the row's next launch; none
+        for a row that was not launched yet, whose first launch brings all its `columns`.
         """
         if tokens <= tenancy.room:
             return ()
+        ends = [span.end for span in tenancy.spans]
+        if not self.extend(tenancy, tokens):
+            return None
+        return () if tenancy.last_round < 0 else self.columns(tenancy, ends)
+
+    def extend(self, tenancy: Tenancy, tokens: int) -> bool:
+        """Give the row pages for `tokens` tokens; False, and no change, if some group is short."""
+        if tokens <= tenancy.room:
+            return True
         missing = self.missing(tenancy, tokens)
         if not self._have(missing):
-            return None
-        writes: list[PageWrite] = []
+            return False
         room = FOREVER
-        for group, (count, span) in enumerate(zip(missing, tenancy.spans, strict=True)):
-            end = span.end
+        for count, size, pool, span in zip(
+            missing, self._page_sizes, self.pools, tenancy.spans, strict=True
+        ):
             if count:
-                pages = self.pools[group].allocate(count)
-                span.pages += pages
-                writes += [PageWrite(tenancy.row, group, end + n, p) for n, p in enumerate(pages)]
-            room = min(room, (end + count) * self._page_sizes[group])
+                span.pages += pool.allocate(count)
+            end = (span.first + len(span.pages)) * size
+            room = min(room, end)
         tenancy.room = room
-        return tuple(writes)
+        return True
 
     def _have(self, missing: Sequence[int]) -> bool:
         """So many pages of each group are free, now that what nobody reads is dropped for them."""
@@ -219,16 +230,16 @@ class Reservations:
 
     def condemn(self, tenancy: Tenancy, columns: tuple[tuple[int, ...], ...]) -> int:
         """Take the pages in these columns of the row out of use; how many were not yet."""
-        count = 0
+        condemned = 0
         for group, (pool, span) in enumerate(zip(self.pools, tenancy.spans, strict=True)):
             held = [c for c in columns[group] if span.first <= c < span.end]
             pages = [span.pages[column - span.first] for column in held]
             if tenancy.start // pool.group.page_size in held:
                 pages += [copy.source for copy in tenancy.copies if copy.group == group]
-            count += pool.condemn(pages)
+            condemned += pool.condemn(pages)
             if pages and self.prefix is not None:
                 self.prefix.condemn(group, pages)
-        return count
+        return condemned
 
     @property
     def loss(self) -> str:
