@@ -79,6 +79,12 @@ def test_every_figure_is_that_of_a_run_that_plans_every_round() -> None:
     assert sum(one.decode_rounds for one in found) > 5000
 
 
+@pytest.mark.parametrize("seed", [1085, 1125, 1133, 1166, 1197, 1202])
+def test_a_row_that_sat_out_or_has_just_begun_stops_in_time(seed: int) -> None:
+    """Its latest rounds are counted from their own first one, behind letters of earlier ones."""
+    assert differs(seed) is not None
+
+
 @pytest.mark.parametrize("run_ahead", [0, 1, 3])
 def test_so_it_is_where_rows_lose_their_pages_to_others(run_ahead: int) -> None:
     rng = random.Random(run_ahead)

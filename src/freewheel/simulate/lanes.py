@@ -28,8 +28,10 @@ class Lane:
 
     `launched`, `read`: rounds, and letters of them, of which the tenancy knows; `told`: tokens of
     which the request does. With no more than `safe` letters read, a round can be launched without a
-    look at the row. When `due` letters are read, its request has ended, or pages are to be kept or
-    freed.
+    look at the row; with no more than `stays`, it takes part in the next one if pages suffice. When
+    `due` letters are read, its request has ended, or pages are to be kept or freed; when `ends`
+    are, it has ended, or so much lies ahead that this was not looked for. `before`: the same row's
+    earlier rounds, whose letters come first.
     """
 
     request: Request
@@ -46,6 +48,9 @@ class Lane:
     end: int = NEVER
     safe: int = -1
     due: int = NEVER
+    stays: int = -1
+    before: Lane | None = None
+    ends: int = NEVER
 
     @classmethod
     def of(cls, request: Request, tenancy: Tenancy, row: Row, luck: Luck, begin: int) -> Lane:

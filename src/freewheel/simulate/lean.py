@@ -11,8 +11,8 @@ with and without it gives the same figures to the last bit, and a test says so.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from operator import attrgetter
 
 from freewheel.host import Arrived, Request, Scheduler, Update
@@ -20,6 +20,7 @@ from freewheel.host.seats import Seat
 from freewheel.host.tenancy import NOT_KNOWN, Tenancy
 from freewheel.simulate.device import StubDevice
 from freewheel.simulate.lanes import NEVER, Lane
+from freewheel.simulate.watch import Watch
 from freewheel.spec import FinishReason, StepPlan, StepResult, StepShape
 
 
@@ -33,9 +34,6 @@ class Stride(StepPlan):
     def __init__(self, round_id: int, shape: StepShape, seconds: float) -> None:
         vars(self).update(round_id=round_id, shape=shape, seconds=seconds)
 
-
-Watch = list[tuple[int, int, Lane]]
-"""A heap: how many letters are read, the order of entry, and to whom that matters."""
 
 _rank = attrgetter("request.rank")
 
@@ -55,9 +53,7 @@ class LeanScheduler(Scheduler):
         self._lanes: list[Lane] | None = None  # those that go on; None: to be found anew
         self._open: list[Lane] = []  # those of which letters may be unread besides
         self._shapes: dict[int, StepShape] = {}
-        self._checks: Watch = []
-        self._dues: Watch = []
-        self._entries = 0
+        self._watch = Watch()
         self._prefilling = False
         self._launched = self._read = 0  # strides, and letters of them
         self._latest = -1  # the round of the stride that was launched last
@@ -87,13 +83,14 @@ class LeanScheduler(Scheduler):
         return seats
 
     def ahead(self) -> tuple[int, int]:
-        """How many rounds can be launched and letters be read, in turns, before anything is to be
-        decided, if nobody arrives; all in flight are strides, as many as may be. (0, 0): none.
+        """How many rounds can be launched and letters be read, in turns, before anybody stops or
+        ends, if nobody arrives; all in flight are strides, as many as may be. (0, 0): none.
         """
         if not self._nobody_comes or not self._go_on():
             return 0, 0
-        letters = _first(self._dues) - self._read - 1
-        rounds = max(1, _first(self._checks) - self._read + 1)
+        ends = [one.ends for one in self._open if one.ends <= one.end and one.tenancy.open]
+        letters = min(ends, default=NEVER) - self._read - 1
+        rounds = max(1, min([lane.stays for lane in self._lanes or []]) - self._read + 1)
         return min(rounds, letters + 1), letters
 
     def seconds(self, count: int) -> list[float]:
@@ -103,6 +100,42 @@ class LeanScheduler(Scheduler):
         behind = sum([lane.base for lane in lanes]) - len(lanes)
         sums = columns[0] if len(lanes) == 1 else map(sum, zip(*columns, strict=True))
         return self._device.cost.of_rounds(self._shape, [behind + tokens for tokens in sums])
+
+    def pass_by(self, rounds: int, letters: int, changed: Callable[[int], None]) -> tuple[int, int]:
+        """Of so many rounds and letters, in turns, how many come before a row lacks pages; what
+        they mean to pages until then has happened.
+
+        `changed` is called before a letter is read if pages have changed hands since the one
+        before, with the number of letters that were read until then.
+        """
+        read, launched, latest, letter = self._read, self._launched, self._latest, self._letter
+        first, coming = self._next_round, self._next_round - len(self._rounds)
+        at, launching, watch = 0, 0, self._watch
+        while True:
+            check, due = watch.next_check - read + 1, watch.next_due - read
+            check = max(check, launching + 1, at)  # the first round's pages are there
+            look = check < due
+            now = check if look else due
+            if now >= rounds if look else now > letters:
+                break
+            if self.changed and now > at:
+                changed(at)
+            at = now
+            self._read, self._launched = read + at, launched + at
+            if at:
+                self._latest, self._letter = first + at - 1, coming + at - 1
+            if not look:
+                self._settle_due()
+                continue
+            launching = at
+            if not self._checked():
+                rounds = letters = at
+                break
+        if self.changed and letters > at:
+            changed(at)
+        self._read, self._launched = read, launched
+        self._latest, self._letter = latest, letter
+        return rounds, letters
 
     def passed(self, seconds: list[float], read: int) -> list[Stride]:
         """Such rounds were launched, and so many letters read; strides of which they were not."""
@@ -120,11 +153,16 @@ class LeanScheduler(Scheduler):
 
     def read(self, stride: Stride) -> list[Request]:
         """Its letter, which is due; requests that have ended."""
-        ended: list[Request] = []
         self._rounds.popleft()
         self._read += 1
-        due = [lane for at, lane in _popped(self._dues, self._read) if lane.due == at]
-        for lane in sorted(dict.fromkeys(due), key=_rank):
+        ended = self._settle_due()
+        self._letter = stride.round_id
+        return ended
+
+    def _settle_due(self) -> list[Request]:
+        """Those to whom the letter read last means something; requests that have ended."""
+        ended: list[Request] = []
+        for lane in sorted(self._watch.dues(self._read), key=_rank):
             if not lane.tenancy.open:
                 continue
             self._tell(lane)
@@ -135,8 +173,7 @@ class LeanScheduler(Scheduler):
                 ended.append(lane.request)
             else:
                 self.roster.reservations.settled(lane.request, lane.tenancy)
-                self._watch(lane)
-        self._letter = stride.round_id
+                self._look_again(lane)
         return ended
 
     def add(self, request: Request) -> None:
@@ -146,15 +183,17 @@ class LeanScheduler(Scheduler):
     def collect(
         self, result: StepResult, now: float | None = None, at: Arrived | None = None
     ) -> list[Update]:
-        for lane in self._open:
+        rows = {row.row for row in result.rows}
+        lanes = [lane for lane in self._open if lane.tenancy.row in rows]
+        for lane in lanes:
             self._tell(lane)
         self._hear()
         updates = super().collect(result, now, at)
         self._letter, self.changed = result.round_id, True
-        for lane in self._open:
+        for lane in lanes:
             before = lane.safe, lane.due
             if lane.tenancy.open and self._set_watch(lane) != before:
-                self._enter(lane)
+                self._watch.enter(lane)
         return updates
 
     @property
@@ -182,20 +221,25 @@ class LeanScheduler(Scheduler):
         """Some rows decode, and all that do have pages for a round."""
         if self._lanes is None:
             self._find_lanes()
-        found = _popped(self._checks, self._read - 1)
-        lanes = [lane for at, lane in found if lane.safe == at and lane.end == NEVER]
-        lanes = sorted(dict.fromkeys(lanes), key=_rank)
+        if not self._checked():
+            self._lanes = None  # the rest has not been looked at
+        return bool(self._lanes)
+
+    def _checked(self) -> bool:
+        """All that go on have pages for a round."""
+        lanes = sorted(self._watch.checks(self._read - 1), key=_rank)
         for lane in lanes:
             self._tell(lane)
             if not lane.request.decodes:
                 self._leave(lane)
-        for lane in lanes:
+        for at, lane in enumerate(lanes):
             if lane.end == NEVER:
                 if not self._extended(lane):
-                    self._lanes = None  # the rest has not been looked at
+                    for one in lanes[at:]:
+                        self._watch.enter(one)
                     return False
-                self._watch(lane)
-        return bool(self._lanes)
+                self._look_again(lane)
+        return True
 
     def _extended(self, lane: Lane) -> bool:
         """It has pages for its next round; they are what `plan` would take, if anything."""
@@ -205,7 +249,7 @@ class LeanScheduler(Scheduler):
             return True
         self._hear()
         self.changed = True
-        return self.roster.reservations.reserve(tenancy, tokens) is not None
+        return self.roster.reservations.extend(tenancy, tokens)
 
     def _find_lanes(self) -> None:
         """Those who go on, the best rank first; their letters are told."""
@@ -223,13 +267,14 @@ class LeanScheduler(Scheduler):
                 self._lanes.append(self._new_lane(request, tenancy) if lane is None else lane)
             elif lane is not None:
                 lane.stop(self._launched)
-        self._checks, self._dues = [], []
+        self._watch = Watch()
         for lane in self._open:
-            self._enter(lane)
+            self._watch.enter(lane)
 
     def _new_lane(self, request: Request, tenancy: Tenancy) -> Lane:
         row = self._device.row(tenancy.row)
         lane = Lane.of(request, tenancy, row, self._device.luck, self._launched)
+        lane.before = next((one for one in reversed(self._open) if one.tenancy is tenancy), None)
         self._open.append(lane)
         self._set_watch(lane)
         return lane
@@ -267,32 +312,32 @@ class LeanScheduler(Scheduler):
         if lane.end == NEVER:
             self._leave(lane)
 
-    def _watch(self, lane: Lane) -> None:
+    def _look_again(self, lane: Lane) -> None:
         """It was looked at, and will be again."""
         self._set_watch(lane)
-        self._enter(lane)
+        self._watch.enter(lane)
 
     def _set_watch(self, lane: Lane) -> tuple[int, int]:
         """When it is to be looked at next: its `safe` and `due`."""
         lane.turn_over()
         tenancy, decode, rounds = lane.tenancy, self.roster.footprint.decode, self.run_ahead
         own = decode.width * (lane.launched - lane.read)
-        lane.safe = -1
+        lane.safe = lane.stays = -1
         # else rounds of the engine's own are in flight, which may bring less than they could
         if tenancy.lower + tenancy.pending - own == lane.known(lane.read) - 1:
             room = tenancy.room - decode.reach - rounds * decode.width + 1
-            lane.safe = lane.last_within(min(room, lane.limit - rounds - 1))
-        due = lane.first_with(min(lane.limit, tenancy.due + 1))
+            lane.stays = lane.last_within(lane.limit - rounds - 1)
+            lane.safe = min(lane.stays, lane.last_within(room))
+            # before its first round nothing of it is read, whatever else is
+            lane.stays = -1 if lane.stays < lane.read else lane.stays
+            lane.safe = -1 if lane.safe < lane.read else lane.safe
+        lane.ends = lane.first_with(lane.limit)
+        due = lane.ends
+        if tenancy.due < lane.limit - 1:
+            due = lane.first_with(tenancy.due + 1)
         # the prompt's letter, which will say when, is read before any of a stride
         lane.due = NEVER if tenancy.due == NOT_KNOWN else max(due, lane.read + 1)
         return lane.safe, lane.due
-
-    def _enter(self, lane: Lane) -> None:
-        self._entries += 1
-        if lane.end == NEVER:
-            heappush(self._checks, (lane.safe, self._entries, lane))
-        if lane.due <= lane.end:
-            heappush(self._dues, (lane.due, self._entries, lane))
 
     def _catch_up(self) -> None:
         """All is as if every round had been planned and every letter collected."""
@@ -312,6 +357,11 @@ class LeanScheduler(Scheduler):
 
     def _tell(self, lane: Lane) -> None:
         """Its tenancy and its request know what was launched and what came."""
+        if lane.before is not None:
+            self._tell(lane.before)
+            lane.before = None if lane.before.read == lane.before.end else lane.before
+        if lane.read == self._read and lane.launched == self._launched:
+            return
         tenancy, request = lane.tenancy, lane.request
         launched, read = lane.own(self._launched), lane.own(self._read)
         rounds, letters = launched - lane.launched, read - lane.read
@@ -336,16 +386,3 @@ class LeanScheduler(Scheduler):
         if self._heard < self._letter:
             self.roster.reservations.collected(self._letter)
             self._heard = self._letter
-
-
-def _popped(heap: Watch, most: int) -> list[tuple[int, Lane]]:
-    """What stands in it up to `most`, which is taken out."""
-    found: list[tuple[int, Lane]] = []
-    while heap and heap[0][0] <= most:
-        at, _, lane = heappop(heap)
-        found.append((at, lane))
-    return found
-
-
-def _first(heap: Watch) -> int:
-    return heap[0][0] if heap else NEVER

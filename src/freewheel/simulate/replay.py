@@ -16,6 +16,7 @@ from freewheel.errors import FreewheelError, RequestError
 from freewheel.host import Request, Scheduler
 from freewheel.simulate.device import StubDevice
 from freewheel.simulate.lean import LeanScheduler, Stride
+from freewheel.simulate.luck import LOTS
 from freewheel.simulate.plan import Simulation
 from freewheel.simulate.script import Script, ScriptNames
 from freewheel.simulate.trace import Call, Trace
@@ -193,23 +194,35 @@ class Replay:
         if not count:
             return False
         if lean.changed:
-            self._count_pages()
+            self._count_pages(self.now)
         until = self._calls[self._next].arrival if self._next < len(self._calls) else math.inf
+        begin = max(self._free_at, self.now)
+        count = min(count, self._rounds_until(until, begin, lean))
         seconds = lean.seconds(count)
         done = [flight.done for flight in self._flights]
-        done += islice(accumulate(seconds, initial=max(self._free_at, self.now)), 1, None)
+        done += islice(accumulate(seconds, initial=begin), 1, None)
         # each is launched when the letter before was read, and no later than somebody comes
         count = min(count, 1 + bisect_left(done, until))
-        read = min(count, letters)
+        moments = [self.now, *done]
+        count, read = lean.pass_by(
+            count, min(count, letters), lambda read: self._count_pages(moments[read])
+        )
         self._outcome.busy_seconds = reduce(add, seconds[:count], self._outcome.busy_seconds)
         self._outcome.decode_rounds += count
         done = done[: len(self._flights) + count]
-        self._free_at, self.now = done[-1], done[read - 1] if read else self.now
+        self._free_at, self.now = done[-1], moments[read]
         for _ in range(min(read, len(self._flights))):
             self._flights.popleft()
         new = lean.passed(seconds[:count], read)
         self._flights += map(Flight, new, done[len(done) - len(new) :])
         return True
+
+    def _rounds_until(self, until: float, begin: float, lean: LeanScheduler) -> int:
+        """More rounds than these need not be looked at: somebody comes. At least one."""
+        (each,) = lean.seconds(1)
+        if until == math.inf or not each:
+            return LOTS
+        return max(1, min(LOTS, int((until - begin) / each) + 2))
 
     def _ran(self, seconds: float) -> None:
         """The device is busy for so long, from now on or behind what it does."""
@@ -232,13 +245,14 @@ class Replay:
     def _pass_to(self, moment: float) -> None:
         """Time passes; what is held now is held until then."""
         if self._lean is None or self._lean.changed:
-            self._count_pages()
+            self._count_pages(self.now)
         self.now = moment
 
-    def _count_pages(self) -> None:
+    def _count_pages(self, moment: float) -> None:
+        """They are held as they are now from that moment on."""
         for pool, use in zip(self._pools, self._outcome.pools, strict=True):
             owned = pool.owned
-            use.count(owned, owned + pool.cached, self.now)
+            use.count(owned, owned + pool.cached, moment)
         if self._lean is not None:
             self._lean.changed = False
 

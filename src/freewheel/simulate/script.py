@@ -75,7 +75,8 @@ class ScriptNames:
     def _named(self, request: Request, names: list[bytes], short: int) -> list[bytes]:
         """Extends names that follow from all tokens up to the one behind a block; `short`: from
         so many fewer."""
-        at, count, size = len(names), (request.known - 1) // self._size, self._size
+        at, size = len(names), self._size
+        count = (len(request.prompt) + len(request.output) - 1) // size
         if at >= count:
             return names
         tails = self._tail(count)
