@@ -145,16 +145,12 @@ class Reservations:
         pool.share(pages)
         return PageSpan(first, pages)
 
-    def columns(self, tenancy: Tenancy, ends: Sequence[int] = ()) -> tuple[PageWrite, ...]:
-        """One write for each column that the row holds, from `ends[group]` on (all of them for its
-        first launch)."""
+    def columns(self, tenancy: Tenancy) -> tuple[PageWrite, ...]:
+        """One write for each column that the row holds: for its first launch."""
         row, writes = repeat(tenancy.row), list[PageWrite]()
         for group, span in enumerate(tenancy.spans):
-            start = ends[group] if ends else span.first
-            pages = span.pages[start - span.first :]
-            if pages:
-                columns = zip(row, repeat(group), range(start, span.end), pages, strict=False)
-                writes += map(PageWrite._make, columns)
+            columns = zip(row, repeat(group), range(span.first, span.end), span.pages, strict=False)
+            writes += map(PageWrite._make, columns)
         return tuple(writes)
 
     def publish(self, request: Request, tenancy: Tenancy, finish: FinishReason | None) -> None:
@@ -182,28 +178,29 @@ class Reservations:
         Returns one write for each new column, which must travel with the row's next launch; none
         for a row that was not launched yet, whose first launch brings all its `columns`.
         """
-        if tokens <= tenancy.room:
-            return ()
-        ends = [span.end for span in tenancy.spans]
-        if not self.extend(tenancy, tokens):
-            return None
-        return () if tenancy.last_round < 0 else self.columns(tenancy, ends)
+        writes: list[PageWrite] = []
+        told = None if tenancy.last_round < 0 else writes
+        return tuple(writes) if self.extend(tenancy, tokens, told) else None
 
-    def extend(self, tenancy: Tenancy, tokens: int) -> bool:
-        """Give the row pages for `tokens` tokens; False, and no change, if some group is short."""
+    def extend(self, tenancy: Tenancy, tokens: int, writes: list[PageWrite] | None = None) -> bool:
+        """Give the row pages for `tokens` tokens; False, and no change, if some group is short.
+
+        `writes`: where to add a write for each new column; None: nowhere.
+        """
         if tokens <= tenancy.room:
             return True
         missing = self.missing(tenancy, tokens)
         if not self._have(missing):
             return False
-        room = FOREVER
-        for count, size, pool, span in zip(
-            missing, self._page_sizes, self.pools, tenancy.spans, strict=True
-        ):
+        room, row = FOREVER, tenancy.row
+        for group, (count, span) in enumerate(zip(missing, tenancy.spans, strict=True)):
+            end = span.first + len(span.pages)
             if count:
-                span.pages += pool.allocate(count)
-            end = (span.first + len(span.pages)) * size
-            room = min(room, end)
+                pages = self.pools[group].allocate(count)
+                span.pages += pages
+                if writes is not None:
+                    writes += [PageWrite(row, group, end + n, p) for n, p in enumerate(pages)]
+            room = min(room, (end + count) * self._page_sizes[group])
         tenancy.room = room
         return True
 
