@@ -44,7 +44,7 @@ ALLOWED: dict[str, Allowed] = {
     "models": _allow("spec nn state", "torch numpy safetensors"),
     "decode": _allow("spec ops state models.base", "torch"),
     "runtime": _allow(
-        "spec config memory host chat graph ops state nn models decode",
+        "spec config memory host chat graph ops state nn models decode transfer",
         "torch numpy safetensors",
     ),
     "engine": _allow("config spec host chat structured transfer runtime", "tokenizers"),

@@ -168,6 +168,27 @@ def test_a_request_goes_where_host_memory_holds_its_prompt() -> None:
     assert again.stats.host_tokens > 0
 
 
+def test_requests_whose_pages_are_to_come_are_dealt_evenly_and_go_where_they_come() -> None:
+    """Whatever the copies are busy with by then; one whose pages did not come goes anywhere."""
+    setup = Setup(rows=4, prefill_batch=1)
+    engine = FleetEngine(setup, 2)
+    asked = [setup.request(f"{n}", 9, 20) for n in range(4)]
+    assert [engine.fleet.assign(request) for request in asked] == [0, 1, 0, 1]
+    for request in (asked[0], asked[2]):
+        engine.fleet.add(request)
+    engine.fleet.release("1")
+    for request in (asked[3], asked[1]):
+        engine.fleet.add(request)
+    assert [engine.fleet.home(request.id) for request in asked] == [0, 1, 0, 1]
+    late = [setup.request(f"late {n}", 9, 20) for n in range(2)]
+    assert engine.fleet.assign(late[0]) == 0
+    engine.fleet.add(late[1])
+    assert engine.fleet.home("late 1") == 1  # the other copy has one that is to come
+    engine.fleet.release("late 0")
+    engine.run()
+    assert not engine.fleet._assigned
+
+
 def test_a_fleet_refuses_to_show_picks() -> None:
     """The round that shows them has one row, and copies go in step."""
     setup = Setup()

@@ -17,6 +17,7 @@ from freewheel.spec.handoff import Handoff, Piece, WireSettings
 from freewheel.transfer import Fetch, Fetcher, Pair, Post
 from freewheel.transfer.post import MOST_READERS
 from freewheel.transfer.tcp_wire import TcpWire
+from freewheel.transfer.threads import Threads
 from tests.waiting import PATIENCE, wait_for
 
 SETTINGS = WireSettings(port=0, seconds=PATIENCE)
@@ -42,7 +43,7 @@ class Slots:
 
 
 def fetcher(settings: WireSettings = SETTINGS) -> Fetcher:
-    return Fetcher(TcpWire(Slots()), Slots(), "layout", settings, _nothing)
+    return Fetcher(TcpWire(Slots()), "layout", settings, _nothing)
 
 
 def _nothing() -> None: ...
@@ -52,8 +53,8 @@ def framed(text: bytes) -> bytes:
     return len(text).to_bytes(4, "big") + text
 
 
-def named(**changed: Any) -> bytes:
-    return framed(json.dumps({"pieces": [PIECE | changed], "card": {}}).encode())
+def named(ranks: Any = (0,), **changed: Any) -> bytes:
+    return framed(json.dumps({"pieces": [PIECE | changed], "card": {}, "ranks": ranks}).encode())
 
 
 def peer(listener: socket.socket, said: bytes) -> None:
@@ -102,6 +103,13 @@ def fetched(said: bytes) -> Fetch:
         named(latest=1),
         named(tokens=None),
         named(more=1),
+        named(ranks=None),
+        named(ranks=[]),
+        named(ranks=[0] * 1025),
+        named(ranks=[0, True]),
+        named(ranks=[-1]),
+        named(ranks=[1024]),
+        named(ranks=[1 << 80]),
     ],
     ids=lambda said: repr(said[4:44]),
 )
@@ -129,6 +137,28 @@ def test_a_prompt_behind_many_others_waits_no_longer_than_it_may() -> None:
         turns = (time.monotonic() - begun) / seconds
     assert turns < 3  # four without it, of which the first may be under way
     assert all(one.failure for one in fetches)
+
+
+def test_a_few_threads_do_all_work_and_each_has_what_another_waits_for() -> None:
+    """As many at once as there may be, whatever they wait for; the rest behind them."""
+    threads, doors = Threads(3, "few"), [threading.Event() for _ in range(5)]
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        doors[number].wait(PATIENCE)
+
+    for number in range(5):
+        threads.submit(lambda number=number: work(number))
+    wait_for("three that began", lambda: len(begun) == 3)
+    assert sorted(begun) == [0, 1, 2]
+    doors[1].set()
+    wait_for("the next one", lambda: begun[3:] == [3])
+    for door in doors:
+        door.set()
+    wait_for("the last one", lambda: begun[4:] == [4])
+    threads.close()
+    wait_for("an end", lambda: not any(one.name == "few" for one in threading.enumerate()))
 
 
 @pytest.fixture

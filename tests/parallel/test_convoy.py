@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from freewheel.runtime.convoy import ROOM, Convoy, Part
+from freewheel.runtime.errands import ARRIVED, Arrivals, words_of_ending
 from freewheel.runtime.streams import NoStreams
 from freewheel.spec import BlockCopy, Transfer, TransferResult, Way
 from freewheel.spec.mesh import Mesh
@@ -199,6 +200,38 @@ def test_a_rank_that_answers_late_keeps_nobody_waiting() -> None:
         assert hub.convoy.ended() == []
     assert hub.asked == [1, 0] and len(hub.movers[0].log) == 10
     assert {one.id for one in drain(hub)} == set(range(5))
+
+
+def test_an_errand_has_ended_once_all_ranks_of_its_copy_have_said_so() -> None:
+    """What one says of its failure may come in pieces, with those of others between."""
+    book, why = Arrivals(Mesh(2, dp=2)), "the other engine went away: nothing came, und zwar ewig"
+    book.begin(5)
+    book.begin(6)
+    first, *rest = words_of_ending(5, why)
+    book.heard(1, *first)
+    assert list(words_of_ending(6, None)) == [(6, ARRIVED)]
+    for rank, number in ((2, 6), (0, 5), (3, 6)):
+        assert book.open and not book.ended()
+        book.heard(rank, number, ARRIVED)
+    assert book.ended() == {6: None}
+    for pair in rest:
+        assert book.open
+        book.heard(1, *pair)
+    assert book.ended() == {5: f"rank 1: {why}"} and not book.open
+
+
+def test_what_is_said_of_a_forgotten_errand_is_passed_over() -> None:
+    book = Arrivals(Mesh(2))
+    book.begin(1)
+    book.heard(0, 1, ARRIVED)
+    book.forget()
+    for pair in words_of_ending(1, "late " * 100):
+        book.heard(1, *pair)
+    book.begin(2)
+    for rank in range(2):
+        for pair in words_of_ending(2, None):
+            book.heard(rank, *pair)
+    assert book.ended() == {2: None}
 
 
 def test_copies_are_queued_behind_the_rounds_that_were_launched_on_their_rank() -> None:

@@ -687,7 +687,10 @@ def test_what_to_give_instead_is_said_as_the_command_line_has_it(
     prompt = ("generate", folders["perm"], "--device", "cpu", "--prompt", "'")
     for options, said in (
         ((*prompt, "--deterministic"), "on the CPU, --dtype float64 gives"),
-        (("serve", folders["perm"], "--tp", "2", "--role", "decode"), "use --tp 1, --dp 1"),
+        (
+            ("serve", folders["perm"], "--tp", "4", "--role", "prefill", "--kv-port", "65533"),
+            "--kv-port: 65533",
+        ),
     ):
         ran = freewheel(*options)
         assert (ran.code, ran.out) == (2, "") and said in ran.err

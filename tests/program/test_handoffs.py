@@ -265,7 +265,7 @@ def test_an_engine_with_a_role_answers_nobody_but_servers(role: str) -> None:
     [
         ({"role": "both"}, "role: must be one of prefill, decode"),
         ({"role": "prefill", "prefix_cache": False}, "role: .* turn prefix_cache on"),
-        ({"role": "decode", "tp": 2}, "role: works on one device yet"),
+        ({"role": "prefill", "tp": 4, "kv_port": 65533}, "kv_port: .* 3 of them, end beyond"),
         ({"kv_port": 9}, "are for engines with a role"),
         ({"role": "prefill", "kv_port": 70000}, "kv_port: must be between"),
         ({"role": "prefill", "kv_wire": "pigeon"}, "kv_wire: must be one of auto, nixl, tcp"),

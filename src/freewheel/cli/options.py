@@ -90,7 +90,7 @@ Role = Annotated[
     str | None, typer.Option(help="prefill or decode: compute prompts for others, or fetch them.")
 ]
 KvHost = Annotated[str, typer.Option(help="Where a prefill engine is asked for prompts.")]
-KvPort = Annotated[int, typer.Option(help="Its port there; 0 takes a free one.")]
+KvPort = Annotated[int, typer.Option(help="Its port there, and one more a rank; 0: free ones.")]
 KvWire = Annotated[str, typer.Option(help="auto, nixl or tcp: by what prompts' pages travel.")]
 KvPeers = Annotated[
     list[str] | None,

@@ -123,7 +123,7 @@ class TokenEngine:
         self._handoffs: Handoffs | None = None
         if llm.config.role is not None:
             session = self._session
-            self._handoffs = Handoffs(llm.config, llm.built, lambda: session.scheduler.copies)
+            self._handoffs = Handoffs(llm.config, llm.built, lambda: session.scheduler)
 
     @property
     def busy(self) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,6 +38,7 @@ class Fleet:
         self._share_keys()
         self._kinds = Interleaving(prefill_share)
         self._home: dict[str, Scheduler] = {}
+        self._assigned: dict[str, Scheduler] = {}
 
     @property
     def run_ahead(self) -> int:
@@ -56,9 +58,24 @@ class Fleet:
     def add(self, request: Request) -> None:
         """Queue a request with one of the copies. Raises what `check` raises."""
         self.check(request)
-        copy = min(self.copies, key=lambda one: _cost(one, request))
+        copy = self._assigned.get(request.id) or self._cheapest(request)
         copy.add(request)
+        self._assigned.pop(request.id, None)
         self._home[request.id] = copy
+
+    def assign(self, request: Request) -> int:
+        """The copy that will serve a request which is to be added later. Until then it counts
+        there as one that waits."""
+        copy = self._assigned[request.id] = self._cheapest(request)
+        return self.copies.index(copy)
+
+    def release(self, request_id: str) -> None:
+        """A request that was assigned may go to any copy, or will not come."""
+        self._assigned.pop(request_id, None)
+
+    def home(self, request_id: str) -> int:
+        """The copy that serves a live request."""
+        return self.copies.index(self._home[request_id])
 
     def check(self, request: Request) -> None:
         """Whether `add` would take the request. Raises what `Scheduler.check` raises."""
@@ -85,6 +102,7 @@ class Fleet:
         for copy in self.copies:
             copy.lose()
         self._home.clear()
+        self._assigned.clear()
 
     def failed(self) -> list[Update]:
         """As `Scheduler.failed`."""
@@ -140,6 +158,10 @@ class Fleet:
         """As `Scheduler.collect`, for every copy."""
         pairs = zip(self.copies, result.each, strict=True)
         return self._ended([one for copy, own in pairs for one in copy.collect(own, now, at)])
+
+    def _cheapest(self, request: Request) -> Scheduler:
+        held = Counter(id(copy) for copy in self._assigned.values())
+        return min(self.copies, key=lambda one: _cost(one, request) + PER_REQUEST * held[id(one)])
 
     def _share_keys(self) -> None:
         """All copies know a block by the same key: a request brings its keys to all of them."""

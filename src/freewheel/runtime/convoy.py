@@ -7,6 +7,7 @@
     rank 0     reads the answers when they are here; nobody waits for them, and no round does
     rank 0     counts a transfer as ended when all ranks of its copy have said so
 
+Errands for prompts that change engines end in the same way, see `errands`.
 So a page or a slot is given away when no rank reads or writes it any more, and what one rank found
 damaged is damaged for all: only rank 0's scheduler draws conclusions, as from rounds.
 """
@@ -15,17 +16,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from freewheel.errors import ConfigError
+from freewheel.runtime.errands import Arrivals, Errands, words_of_ending
 from freewheel.runtime.files import FileStore
 from freewheel.runtime.mover import Mover
 from freewheel.runtime.parallel import Answers, Peers
 from freewheel.runtime.streams import Streams
+from freewheel.spec.errand import Errand, Opening, text_of
 from freewheel.spec.filed import KEY_BYTES, Filed
 from freewheel.spec.mesh import Mesh
 from freewheel.spec.transfer import Transfer, TransferResult, Way
@@ -81,6 +85,8 @@ class Part:
         self.mover, self.mesh, self.peers, self._streams = mover, mesh, peers, streams
         self._behind = streams.mark()
         self._untold: deque[tuple[int, int]] = deque()
+        self.errands: Errands | None = None
+        self.arrivals = Arrivals(mesh)
 
     def lead(self) -> Carrier:
         """On rank 0: who carries the blocks of all ranks."""
@@ -102,9 +108,51 @@ class Part:
         for result in self.mover.ended():
             self._untold.extend((result.id, block) for block in sorted(result.damaged))
             self._untold.append((result.id, END))
+        for number, failure in () if self.errands is None else self.errands.ended():
+            self._untold.extend(words_of_ending(number, failure))
         pairs = [self._untold.popleft() for _ in range(min(ROOM, len(self._untold)))]
         pairs += [(0, NOTHING)] * (ROOM - len(pairs))
         return self.peers.ask(torch.tensor(pairs, dtype=torch.int64))  # int64 [ROOM, 2]
+
+    def open_errands(self, opening: Opening, awake: Callable[[], None]) -> tuple[int, ...]:
+        """On rank 0: all ranks get ready. Where each of them listens, 0 for one that does not.
+
+        Raises ConfigError if one of them cannot. `awake` is called when this one's have changed.
+        """
+        self.peers.errand(text_of(opening))
+        own = self._opened(opening, awake)
+        said = [raw.decode() for raw in self.peers.texts(own.encode())]
+        wrong = next((one for one in said if not one.isdigit()), None)
+        if wrong is not None:
+            raise ConfigError(wrong)
+        return tuple(int(port) for port in said)
+
+    def send(self, errand: Errand, own: bool) -> None:
+        """On rank 0: have all others run it, and this one too if it is its `own` as well."""
+        self.peers.errand(text_of(errand))
+        if own:
+            self.run(errand)
+
+    def run(self, errand: Errand) -> None:
+        """Begin what rank 0 says."""
+        if isinstance(errand, Opening):
+            self.peers.texts(self._opened(errand, lambda: None).encode())
+        elif self.errands is not None:
+            self.errands.run(errand)
+
+    def close(self) -> None:
+        """Nothing is served or fetched for other engines any more."""
+        if self.errands is not None:
+            self.errands.close()
+
+    def _opened(self, opening: Opening, awake: Callable[[], None]) -> str:
+        """Where this rank listens, or what is wrong."""
+        self.close()
+        try:
+            self.errands = Errands(opening, self.mover, self.mesh, awake)
+        except ConfigError as error:
+            return str(error)
+        return str(self.errands.port)
 
     def scan(self) -> list[list[Filed]]:
         """On all ranks: what files hold of each copy's blocks, on all of its ranks; other files go.
@@ -158,7 +206,7 @@ class Convoy:
             self._part.start(new)
         self._part.mover.go_on()
         self._read()
-        if self._open and self._asked is None:
+        if (self._open or self._part.arrivals.open) and self._asked is None:
             self._peers.settle()
             self._asked = self._part.answer()
 
@@ -200,7 +248,9 @@ class Convoy:
         for rank, pairs in enumerate(np.asarray(answers)):
             replica = rank // self._mesh.tp
             for number, block in pairs:
-                if block != NOTHING:
+                if block < NOTHING:
+                    self._part.arrivals.heard(rank, int(number), int(block))
+                elif block != NOTHING:
                     self._said(replica, int(number), int(block))
 
     def _said(self, replica: int, number: int, block: int) -> None:

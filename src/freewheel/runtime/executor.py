@@ -212,6 +212,7 @@ class Executor:
         self.release()
         if self.mover.files is not None:
             self.mover.files.close()
+        self.part.close()
         self._peers.leave()
         del self.arena, self.state, self.cache, self.canary, self.perturber, self.mover
         del self.part, self.carrier

@@ -7,12 +7,14 @@ import numpy as np
 import torch
 
 from freewheel.config import Launched
+from freewheel.errors import RankError
 from freewheel.runtime.build import build
 from freewheel.runtime.describe import read_description
 from freewheel.runtime.executor import Executor
 from freewheel.runtime.page_copies import WORDS
 from freewheel.runtime.parallel import Channel, Order, Task, join_launched
 from freewheel.runtime.parallel.group import close_groups, meeting_place, open_groups
+from freewheel.spec.errand import errand_in
 from freewheel.spec.transfer_words import transfers_in
 
 
@@ -43,15 +45,6 @@ def _obey(executor: Executor, channel: Channel, order: Order) -> None:
             executor.mover.go_on()
         case Task.COPY:
             executor.copy_pages(channel.numbers(order).view(-1, WORDS))
-        case Task.MOVE:
-            executor.part.start(
-                transfers_in([int(word) for word in np.asarray(channel.numbers(order))])
-            )
-        case Task.SETTLE:
-            executor.mover.go_on()
-            executor.part.answer()
-        case Task.FILES:
-            executor.part.scan()
         case Task.REPLAY:
             executor.replay_behind(order.shape)
         case Task.MIRROR:
@@ -60,6 +53,25 @@ def _obey(executor: Executor, channel: Channel, order: Order) -> None:
             executor.host_reads()
         case Task.CLOSE:
             executor.close()
+        case _:
+            _move(executor, channel, order)
+
+
+def _move(executor: Executor, channel: Channel, order: Order) -> None:
+    """What one order says of blocks below the device."""
+    match order.task:
+        case Task.MOVE:
+            words = np.asarray(channel.numbers(order))
+            executor.part.start(transfers_in([int(word) for word in words]))
+        case Task.SETTLE:
+            executor.mover.go_on()
+            executor.part.answer()
+        case Task.FILES:
+            executor.part.scan()
+        case Task.ERRAND:
+            executor.part.run(errand_in(channel.text(order)))
+        case _:
+            raise RankError(f"tp: rank 0 says {order.task.name}, which is for nobody else")
 
 
 def follow_local(store: str, ranks: int, device: str, rank: int) -> None:

@@ -130,9 +130,19 @@ def role_of(link: Link) -> str | None:
     wire = ready.load.handoffs.wire
     if config.role == "prefill":
         host = f"[{config.kv_host}]" if ":" in config.kv_host else config.kv_host
-        return f"role prefill: hands prompts over at {host}:{ready.kv_port}, wire {wire}"
+        place = f"{host}:{ready.kv_port}" + ranks_at(config)
+        return f"role prefill: hands prompts over at {place}, wire {wire}"
     peers = ", ".join((f"{LOOPBACK[0]}:{KV_PORT}", *config.kv_peers))
     return f"role decode: fetches prompts from {peers} as requests say, wire {wire}"
+
+
+def ranks_at(config: EngineConfig) -> str:
+    """Where ranks other than 0 listen, as a part of a sentence; empty where there are none."""
+    others = config.tp * config.dp - 1
+    if not others:
+        return ""
+    ports = f"port {config.kv_port + 1}" + (f" to {config.kv_port + others}" if others > 1 else "")
+    return f", other ranks at {ports if config.kv_port else 'free ports'}"
 
 
 class Server(uvicorn.Server):

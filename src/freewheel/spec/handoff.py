@@ -130,5 +130,8 @@ def check_role(role: str | None, wire: WireSettings, prefix_cache: bool, ranks: 
         raise ConfigError(f"role: must be one of {', '.join(ROLES)}; got {role!r}")
     if not prefix_cache:
         raise ConfigError("role: pages that are handed over are prefixes; turn prefix_cache on")
-    if ranks > 1:
-        raise ConfigError("role: works on one device yet; use tp=1, dp=1")
+    if role == "prefill" and wire.port + ranks > 1 << 16:
+        raise ConfigError(
+            f"kv_port: {wire.port} and one more for each other rank, {ranks - 1} of them, end "
+            "beyond 65535; give a lower one"
+        )

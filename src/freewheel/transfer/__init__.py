@@ -6,6 +6,9 @@
     reader   copies them into slots of its own, by NIXL or over the same connection; says so
     post     lets go of its own
 
+Where engines have several ranks, this line stays with rank 0 of both, and holds the blocks. Each
+rank of the reader brings what it needs over a line of its own to one rank of the other engine.
+
 All of it happens in threads of its own beside the rounds: the engine only looks what has come. May
 import the standard library, `freewheel.spec` and `freewheel.errors`.
 """

@@ -6,14 +6,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
-from typing import Any
 
 from freewheel.spec.handoff import Handoff, Piece, WireSettings
+from freewheel.transfer.asking import Asker, ports_of
 from freewheel.transfer.keys import Key
 from freewheel.transfer.line import Line, WireError, connect
-from freewheel.transfer.wire import Memory, Pair, Wire
+from freewheel.transfer.threads import Threads
+from freewheel.transfer.wire import Pair, Wire
 
 AT_ONCE = 64
 """Prompts that are waited for at one time; what comes on top begins to wait when one of them is
@@ -21,11 +20,16 @@ here."""
 
 
 class Fetch:
-    """One prompt on its way. The engine's thread asks, and answers `pieces` once with `take`."""
+    """One prompt on its way, or a rank's part of one. Whoever wants it asks, and answers `pieces`
+    once: with `take`, or with `give_up`."""
 
-    def __init__(self) -> None:
+    def __init__(self, until: float) -> None:
+        """`until`: on time.monotonic."""
+        self.until = until
         self.pieces: tuple[Piece, ...] | None = None
         """What the other engine has; None: not known yet."""
+        self.ports: tuple[int, ...] = ()
+        """Where its ranks that have this are read; known with `pieces`."""
         self.failure: str | None = None
         self.done = False
         """Nothing more comes: what was asked for is here, unless there is a `failure`."""
@@ -33,92 +37,91 @@ class Fetch:
         self._answered = threading.Event()
 
     def take(self, pairs: Sequence[Pair]) -> None:
-        """Bring these; none to bring nothing."""
+        """Bring these; none to bring nothing, or no more than ranks have brought."""
         self._pairs = tuple(pairs)
         self._answered.set()
 
-    def wanted(self, until: float) -> Sequence[Pair]:
+    def give_up(self) -> None:
+        """Nothing is wanted any more; the other engine is not to take it for read."""
+        self._answered.set()
+
+    def wanted(self) -> Sequence[Pair]:
         """For the thread that fetches: what `take` said. Raises WireError."""
-        if not self._answered.wait(until - time.monotonic()) or self._pairs is None:
+        if not self._answered.wait(self.until - time.monotonic()) or self._pairs is None:
             raise WireError("there was no room in time for what was fetched")
         return self._pairs
 
 
 class Fetcher:
-    """A few threads, each with one prompt."""
+    """A few threads, each with one prompt, and as many, each with a rank's part of one."""
 
     def __init__(
         self,
         wire: Wire,
-        memory: Memory,
         layout: str,
         settings: WireSettings,
         awake: Callable[[], None],
         key: Key | None = None,
     ) -> None:
         """`awake` is called whenever a fetch has changed. `key`: what the others must have."""
-        self._key = key
-        self._wire, self._memory, self._layout = wire, memory, layout
+        self._asker = Asker(wire, layout, key)
         self._settings, self._awake = settings, awake
-        self._threads = ThreadPoolExecutor(AT_ONCE, "fetch")
+        self._threads = Threads(AT_ONCE, "fetch")
+        self._carriers = Threads(AT_ONCE, "carry")
 
     def begin(self, handoff: Handoff, first: int) -> Fetch:
         """Fetch the prompt's blocks from the `first` on. The time that it may take begins now."""
-        fetch, until = Fetch(), time.monotonic() + self._settings.seconds
-        self._threads.submit(self._fetch, fetch, handoff, first, until)
+        fetch = Fetch(time.monotonic() + self._settings.seconds)
+        source = handoff.source
+        assert source is not None
+        self._threads.submit(
+            lambda: self._run(fetch, lambda: self._fetch(fetch, source, handoff.room, first))
+        )
+        return fetch
+
+    def bring(
+        self, source: tuple[str, int], room: str, pairs: Sequence[Pair], seconds: float
+    ) -> Fetch:
+        """Copy slots from one rank of the other engine, for a prompt that `begin` asked for."""
+        fetch = Fetch(time.monotonic() + seconds)
+        own = tuple(pairs)
+        self._carriers.submit(
+            lambda: self._run(fetch, lambda: self._asker.bring(source, room, own, fetch.until))
+        )
         return fetch
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._carriers):
+            threads.close()
 
-    def _fetch(self, fetch: Fetch, handoff: Handoff, first: int, until: float) -> None:
-        assert handoff.source is not None
-        line: Line | None = None
+    def _run(self, fetch: Fetch, work: Callable[[], None]) -> None:
         # Until it is known that everything came, nothing did.
         fetch.failure = "fetching it ended in an error of this engine's own"
         try:
-            line = connect(*handoff.source, until)
-            self._bring(line, fetch, handoff.room, first)
+            work()
             fetch.failure = None
         except WireError as error:
             fetch.failure = str(error)
         finally:
-            if line is not None:
-                line.close()
             fetch.done = True
             self._awake()
 
-    def _bring(self, line: Line, fetch: Fetch, room: str, first: int) -> None:
-        if self._key is not None:
-            self._key.meet(line)
-        own = {"layout": self._layout, "wire": self._wire.name}
-        line.say({"room": room, "first": first, **own})
-        told = line.hear()
-        if "refused" in told:
-            raise WireError(f"the other engine: {told['refused']}")
-        fetch.pieces = _pieces(told.get("pieces"))
+    def _fetch(self, fetch: Fetch, source: tuple[str, int], room: str, first: int) -> None:
+        line = connect(*source, fetch.until)
+        try:
+            self._bring(line, fetch, source, room, first)
+        finally:
+            line.close()
+
+    def _bring(
+        self, line: Line, fetch: Fetch, source: tuple[str, int], room: str, first: int
+    ) -> None:
+        told = self._asker.ask(line, room, first)
+        fetch.ports = ports_of(source, told, self._settings)
+        fetch.pieces = told.pieces
         self._awake()
-        self._wire.read(line, _card(told.get("card")), fetch.wanted(line.until), room)
-
-
-def _pieces(told: Any) -> tuple[Piece, ...]:
-    """Raises WireError for anything else."""
-    kinds = {one.name: one.type for one in fields(Piece)}
-    types = {"int": int, "bool": bool, "str": str}
-    words = [name for name, kind in kinds.items() if kind == "int"]
-    if not isinstance(told, list):
-        raise WireError("the other engine named no blocks")
-    for one in told:
-        if not isinstance(one, dict) or one.keys() != kinds.keys():
-            raise WireError("the other engine named something that is no block")
-        if any(type(one[name]) is not types[str(kind)] for name, kind in kinds.items()):
-            raise WireError("the other engine named a block that is none")
-        if not all(0 <= one[name] < 1 << 63 for name in words):
-            raise WireError("the other engine named a block beyond all memory")
-    return tuple(Piece(**one) for one in told)
-
-
-def _card(told: Any) -> dict[str, str]:
-    if not isinstance(told, dict) or not all(isinstance(one, str) for one in told.values()):
-        raise WireError("the other engine did not say where its memory is")
-    return told
+        pairs = fetch.wanted()
+        if pairs and told.ranks[0]:  # another process has them, and this line holds them there
+            self._asker.bring((source[0], fetch.ports[0]), room, pairs, fetch.until)
+            pairs = ()
+        self._asker.wire.read(line, told.card, pairs, room)

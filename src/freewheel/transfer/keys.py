@@ -71,8 +71,9 @@ class Key:
         return hmac.digest(self._secret, f"freewheel pages {reader} {post}".encode(), "sha256")
 
 
-def read_key(path: str | None) -> Key | None:
-    """The key in a file, without white space around it; None where there is no file.
+def read_key(path: str | None, warns: bool = True) -> Key | None:
+    """The key in a file, without white space around it; None where there is no file. `warns`: of a
+    file that others may read.
 
     Raises ConfigError, which says nothing of what is in it.
     """
@@ -87,7 +88,8 @@ def read_key(path: str | None) -> Key | None:
             f"kv_key_file: the key in {path} must have {SHORTEST} to {LONGEST} bytes; make one "
             "with `openssl rand -hex 32`"
         )
-    warn_of_readers("kv_key_file", Path(path).expanduser())
+    if warns:
+        warn_of_readers("kv_key_file", Path(path).expanduser())
     return Key(secret)
 
 

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from freewheel.errors import ConfigError
@@ -24,16 +25,21 @@ TELLING = 1.0
 MOST_READERS = 256
 """Connections at one time; who comes on top is turned away, and computes."""
 
+HERE = 0
+"""Of the ranks that have a parcel: the one whose port this is."""
+
 REST = 0.05
 """Seconds to the next try where no connection could be taken."""
 
 
 @dataclass(eq=False)
 class _Parcel:
-    """What is in a room. `readers`: lines over which it is being read."""
+    """What is in a room. `ranks`: which ranks have it, as steps from this port to theirs.
+    `readers`: lines over which it is being read."""
 
     pieces: tuple[Piece, ...]
     until: float
+    ranks: tuple[int, ...]
     readers: int = 0
     read: bool = False
 
@@ -41,8 +47,11 @@ class _Parcel:
 class Post:
     """Listens from the start; each line has a thread. The engine's thread calls the rest.
 
-    A parcel is held until it was read, or nobody has come for it in time. Raises ConfigError if
-    nobody can listen there.
+    A parcel is held until it was read, or nobody has come for it in time. Where an engine has
+    several ranks, each has a post. A reader asks that of rank 0, whose line holds the parcel on all
+    ranks that have it until it says that it was read; its bytes go over lines to these.
+
+    Raises ConfigError if nobody can listen there.
     """
 
     def __init__(
@@ -76,11 +85,20 @@ class Post:
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._listen, name="post", daemon=True).start()
 
-    def offer(self, room: str, pieces: Sequence[Piece]) -> None:
-        """The prompt of `room` is in these slots, which stay as they are until `taken` says so."""
+    def offer(self, room: str, pieces: Sequence[Piece], ranks: Sequence[int] = (0,)) -> None:
+        """The prompt of `room` is in these slots, which stay as they are until `taken` says so.
+
+        `ranks`: which ranks have it, as steps from this post's port to theirs; 0 is this one.
+        """
+        until = time.monotonic() + self._seconds
         with self._changed:
-            self._parcels[room] = _Parcel(tuple(pieces), time.monotonic() + self._seconds)
+            self._parcels[room] = _Parcel(tuple(pieces), until, tuple(ranks))
             self._changed.notify_all()
+
+    def withdraw(self, room: str) -> None:
+        """Nobody may have it any more."""
+        with self._changed:
+            self._parcels.pop(room, None)
 
     def refuse(self, room: str, why: str) -> None:
         """There will be no such prompt."""
@@ -103,7 +121,10 @@ class Post:
         return over
 
     def close(self) -> None:
+        """Others may listen there."""
         self._closed = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # its thread waits there, and holds the port
         self._listener.close()
 
     def _listen(self) -> None:
@@ -138,8 +159,11 @@ class Post:
             line.say({"refused": UNASKED})
             return
         room, first, mine = asked.get("room"), asked.get("first"), asked.get("layout")
+        part = asked.get("part")
         if not isinstance(room, str) or not isinstance(first, int) or first < 0:
             raise WireError("a reader that asks for no room")
+        if not isinstance(part, str | None):
+            raise WireError("a reader that asks for no part of a room")
         if mine != self._layout or asked.get("wire") != self._wire.name:
             kind = "wire" if mine == self._layout else "layout"
             line.say({"refused": f"the engines differ in {kind}"})
@@ -149,14 +173,23 @@ class Post:
             line.say({"refused": found})
             return
         try:
-            pieces = found.pieces[first:]
-            line.say({"pieces": [asdict(one) for one in pieces], "card": self._wire.card()})
-            self._wire.serve(line, [one.slot for one in pieces], room)
-            found.read = True
-            line.gone(LINGER)
+            self._serve(line, found, room, first, part)
         finally:
             with self._changed:
                 found.readers -= 1
+
+    def _serve(self, line: Line, found: _Parcel, room: str, first: int, part: str | None) -> None:
+        """`part`: the note of a reader whose other line, to rank 0, says when all is read."""
+        if part is not None and HERE not in found.ranks:
+            line.say({"refused": "another of its ranks has the prompt"})
+            return
+        pieces = found.pieces[first:]
+        told = {"pieces": [asdict(one) for one in pieces], "card": self._wire.card()}
+        line.say(told | {"ranks": list(found.ranks)})
+        slots = [one.slot for one in pieces] if HERE in found.ranks else []
+        self._wire.serve(line, slots, room if part is None else part)
+        found.read |= part is None
+        line.gone(LINGER)
 
     def _await(self, line: Line, room: str) -> _Parcel | str:
         """What is in the room, once something is; or why there will be nothing."""

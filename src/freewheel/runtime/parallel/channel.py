@@ -57,6 +57,8 @@ class Task(IntEnum):
     """Say which transfers have ended, without waiting for any."""
     FILES = 11
     """Say which blocks files hold."""
+    ERRAND = 12
+    """Do something for prompts that change engines; what follows, see `spec.errand`."""
 
 
 NO_SHAPE = StepShape(1, 1, 0)
@@ -219,6 +221,11 @@ class Channel:
             call()
         except (RuntimeError, ValueError) as error:  # a ValueError: the groups are closed
             raise lost(self._why(), error) from error
+
+
+def bytes_of(text: str) -> Tensor:
+    """uint8 [bytes]: a text as it is told."""
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_pr
 
 from freewheel.config import Launched, keep_to_loopback, rank_environment
 from freewheel.errors import ConfigError, RankError
-from freewheel.runtime.parallel.channel import Channel, Order, Task
+from freewheel.runtime.parallel.channel import Channel, Order, Task, bytes_of
 from freewheel.runtime.parallel.group import Groups, close_groups, meeting_place, open_groups
 from freewheel.runtime.parallel.peers import Leader
 
@@ -77,7 +77,7 @@ class Crew:
         The description says which mesh: the others form it when they read that.
         """
         assert self.shape is not None, "the crew was assembled"
-        raw = torch.frombuffer(bytearray(description.encode()), dtype=torch.uint8)
+        raw = bytes_of(description)
         engine, self._engines = self._engines, self._engines + 1
         self._open.add(engine)
         self.channel.tell(Order(Task.OPEN, engine, raw.numel()), raw)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from freewheel.runtime.parallel.channel import Channel, Order, Task
+from freewheel.runtime.parallel.channel import Channel, Order, Task, bytes_of
 from freewheel.spec.shape import StepShape
 
 
@@ -87,6 +87,10 @@ class Peers(Protocol):
         """Ranks say next which blocks files hold."""
         ...
 
+    def errand(self, text: str) -> None:
+        """Ranks are to do something for prompts that change engines, see `spec.errand`."""
+        ...
+
     def ask(self, own: Tensor) -> Answers:
         """What every rank says, this one `own`, int64 [N, 2]; nobody is waited for."""
         ...
@@ -129,6 +133,8 @@ class Alone:
     def settle(self) -> None: ...
 
     def files(self) -> None: ...
+
+    def errand(self, text: str) -> None: ...
 
     def ask(self, own: Tensor) -> Answers:
         return Own(own[None])
@@ -187,6 +193,10 @@ class Leader:
     def files(self) -> None:
         self.channel.tell(Order(Task.FILES, self.engine))
 
+    def errand(self, text: str) -> None:
+        raw = bytes_of(text)
+        self.channel.tell(Order(Task.ERRAND, self.engine, raw.numel()), raw)
+
     def ask(self, own: Tensor) -> Answers:
         return self.channel.ask(own)
 
@@ -232,6 +242,8 @@ class Follower:
     def settle(self) -> None: ...
 
     def files(self) -> None: ...
+
+    def errand(self, text: str) -> None: ...
 
     def ask(self, own: Tensor) -> Answers:
         return self.channel.ask(own)
