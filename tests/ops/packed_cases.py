@@ -92,7 +92,10 @@ def _index(name: str, of: Sizes) -> tuple[Any, ...]:
     query, gates = of.draw(1, *of.lead, 3, DIM), of.draw(2, *of.lead, 3, dtype=of.wide)
     norm, key = of.draw(3, DIM), of.draw(4, *of.lead, DIM)
     cache, place = empty(10, INDEX_BYTES), (positions, table, of.seed % 2 == 0, slots)
-    return cache, query, gates, 0.3, key, norm, norm.flip(0), 1e-6, *place
+    call = (cache, query, gates, 0.3, key, norm, norm.flip(0), 1e-6, *place)
+    if name == "fp8_place_queries":
+        return *call, of.draw(5, *of.lead, 6, 24 + ROPE), of.draw(6, 6, 24, 40), of.seed % 2 == 1
+    return call
 
 
 def _keys(name: str, of: Sizes) -> tuple[Any, ...]:
@@ -139,7 +142,7 @@ def _entries(name: str, of: Sizes) -> tuple[Any, ...]:
 
 PACKED_CASES: dict[str, Callable[[str, Sizes], tuple[Any, ...]]] = {
     **dict.fromkeys(("fp8_norm_latents", "fp8_sparse_mla"), _latents),
-    **dict.fromkeys(("fp8_index_queries", "fp8_index_logits"), _index),
+    **dict.fromkeys(("fp8_index_queries", "fp8_place_queries", "fp8_index_logits"), _index),
     **dict.fromkeys(("fp8_place_heads", "fp8_window_attention"), _keys),
     **dict.fromkeys(("fp8_store_entries", "fp8_store_index_entries"), _entries),
 }
@@ -148,6 +151,7 @@ PACKED_CASES: dict[str, Callable[[str, Sizes], tuple[Any, ...]]] = {
 STORES = (
     "fp8_norm_latents",
     "fp8_index_queries",
+    "fp8_place_queries",
     "fp8_place_heads",
     "fp8_store_entries",
     "fp8_store_index_entries",

@@ -37,7 +37,7 @@ from tests.ops.packed_cases import (
 )
 
 EVERY_OP = pytest.mark.parametrize("name", sorted(PACKED_CASES))
-WHERE = {"fp8_store_entries": 10, "fp8_store_index_entries": 10}
+WHERE = {"fp8_place_queries": 11, "fp8_store_entries": 10, "fp8_store_index_entries": 10}
 """Which argument of a store says where it writes, if not the last."""
 
 

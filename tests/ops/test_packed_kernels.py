@@ -34,7 +34,12 @@ pytestmark = needs_kernels
 EXACT = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
 """Of the largest expected value, or of 1 if that is larger."""
 
-MATRIX_OPS = ("fp8_sparse_mla", "fp8_index_logits", "fp8_window_attention")
+MATRIX_OPS = (
+    "fp8_sparse_mla",
+    "fp8_index_logits",
+    "fp8_window_attention",
+    "fp8_place_queries",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

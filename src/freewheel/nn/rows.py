@@ -169,9 +169,8 @@ class Fp8IndexKeys:
         return ops.fp8_index_queries(self.tensor, *args)
 
     def place_all(self, placed: tuple[Any, ...], absorbed: tuple[Any, ...]) -> Placed:
-        (query, key_up, interleaved), (positions, table) = absorbed, placed[7:9]
-        own = ops.absorb_query(query, key_up, positions, table, interleaved)
-        return *self.place(*placed), own
+        queries, gates, own = ops.fp8_place_queries(self.tensor, *placed, *absorbed)
+        return queries, gates, own
 
     def store_entries(self, *args: Any) -> None:
         ops.fp8_store_index_entries(self.tensor, *args)

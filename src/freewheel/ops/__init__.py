@@ -85,6 +85,7 @@ from freewheel.ops.packed import (
     fp8_index_logits,
     fp8_index_queries,
     fp8_norm_latents,
+    fp8_place_queries,
     fp8_sparse_mla,
 )
 from freewheel.ops.packed_keys import (
@@ -162,6 +163,7 @@ __all__ = [
     "fp8_index_queries",
     "fp8_norm_latents",
     "fp8_place_heads",
+    "fp8_place_queries",
     "fp8_sparse_mla",
     "fp8_store_entries",
     "fp8_store_index_entries",

@@ -8,6 +8,8 @@ that the bytes stand for, and everything behind it is the other op. What no lane
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -123,6 +125,45 @@ def fp8_index_queries(
     write_index_keys(cache, rows, slots)
     turned = SPECIFICATIONS["rope"](query, positions, rope_table, 0, interleaved)
     return turned, gates * gate_scale
+
+
+def _fake_place_queries(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    own, key_up, table = args[12], args[13], args[9]
+    absorbed = own.new_empty((*own.shape[:3], key_up.shape[2] + table.shape[1]))
+    return *_fake_index_queries(*args[:3]), absorbed
+
+
+@op(
+    "fp8_place_queries(Tensor(a!) cache, Tensor query, Tensor gates, float gate_scale, "
+    "Tensor key, Tensor norm_weight, Tensor norm_bias, float eps, Tensor positions, "
+    "Tensor rope_table, bool interleaved, Tensor slots, Tensor own, Tensor key_up, "
+    "bool own_interleaved) -> (Tensor, Tensor, Tensor)",
+    fake=_fake_place_queries,
+)
+def fp8_place_queries(
+    cache: Tensor,  # uint8 [n_pages, page_size, bytes]
+    query: Tensor,  # [B, W, Hi, Di]  output of the indexer's wq_b
+    gates: Tensor,  # float [B, W, Hi]  output of weights_proj
+    gate_scale: float,
+    key: Tensor,  # [B, W, Di]  output of the indexer's wk
+    norm_weight: Tensor,  # [Di]
+    norm_bias: Tensor,  # [Di]
+    eps: float,
+    positions: Tensor,  # int32 [B, W]  each below T
+    rope_table: Tensor,  # float32 [T, Dr]  (cos | sin)
+    interleaved: bool,
+    slots: Tensor,  # int64 [B, W]
+    own: Tensor,  # [B, W, H, N + Dr]  output of q_b_proj
+    key_up: Tensor,  # [H, N, C]
+    own_interleaved: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # [B, W, Hi, Di], float [B, W, Hi], [B, W, H, C + Dr]
+    """`fp8_index_queries`, and `absorb_query` of `own`."""
+    queries, gates = SPECIFICATIONS["fp8_index_queries"](
+        cache, query, gates, gate_scale, key, norm_weight, norm_bias, eps, positions, rope_table,
+        interleaved, slots,
+    )  # fmt: skip
+    absorb = SPECIFICATIONS["absorb_query"]
+    return queries, gates, absorb(own, key_up, positions, rope_table, own_interleaved)
 
 
 def _fake_index_logits(

@@ -13,11 +13,37 @@ from torch import Tensor
 import freewheel.ops.packed_keys  # noqa: F401 - declares what this file implements
 from freewheel.ops.cpu.attention import index_logits, sparse_mla
 from freewheel.ops.cpu.compressed import rope_tail
+from freewheel.ops.cpu.latents import absorb_query
 from freewheel.ops.cpu.sinks import sink_attention
 from freewheel.ops.dense import wide
 from freewheel.ops.packed import rounded_query
-from freewheel.ops.registry import implement
+from freewheel.ops.registry import SPECIFICATIONS, implement
 from freewheel.ops.rows import read_index_pages, read_keys, read_latents
+
+
+@implement("fp8_place_queries", "cpu")
+def fp8_place_queries(
+    cache: Tensor,
+    query: Tensor,
+    gates: Tensor,
+    gate_scale: float,
+    key: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    positions: Tensor,
+    rope_table: Tensor,
+    interleaved: bool,
+    slots: Tensor,
+    own: Tensor,
+    key_up: Tensor,
+    own_interleaved: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    queries, gates = SPECIFICATIONS["fp8_index_queries"](
+        cache, query, gates, gate_scale, key, norm_weight, norm_bias, eps, positions, rope_table,
+        interleaved, slots,
+    )  # fmt: skip
+    return queries, gates, absorb_query(own, key_up, positions, rope_table, own_interleaved)
 
 
 def _distinct(slots: Tensor) -> tuple[Tensor, Tensor]:

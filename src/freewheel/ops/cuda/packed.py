@@ -151,15 +151,15 @@ def _index_key_row(
 
 
 @triton.jit
-def _index_queries(
+def pack_token(
     codes, scales, query, query_out, gates, gates_out, key, weight, bias, positions, table, slots,
-    eps, gate_scale, H, query_stride, gate_stride, key_stride, page_rows,
+    eps, gate_scale, H, query_stride, gate_stride, key_stride, page_rows, token, part,
     DIM: tl.constexpr, SPAN: tl.constexpr, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr,
-    HALF: tl.constexpr, CHAINED: tl.constexpr,
+    HALF: tl.constexpr,
 ):  # fmt: skip
-    follow(CHAINED)
-    token = tl.program_id(0).to(tl.int64)
-    position, part = tl.load(positions + token), tl.program_id(1)
+    """As `latents.place_token`, with the key packed."""
+    token = token.to(tl.int64)
+    position = tl.load(positions + token)
     if part == 0:
         _index_key_row(
             key + token * key_stride, codes, scales, tl.load(slots + token), page_rows, weight,
@@ -185,6 +185,21 @@ def _index_queries(
         kind = query_out.dtype.element_ty
         tl.store(target + pair[None, :], low.to(kind), mask=live)
         tl.store(target + SPAN // 2 + pair[None, :], high.to(kind), mask=live)
+
+
+@triton.jit
+def _index_queries(
+    codes, scales, query, query_out, gates, gates_out, key, weight, bias, positions, table, slots,
+    eps, gate_scale, H, query_stride, gate_stride, key_stride, page_rows,
+    DIM: tl.constexpr, SPAN: tl.constexpr, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr,
+    HALF: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    follow(CHAINED)
+    pack_token(
+        codes, scales, query, query_out, gates, gates_out, key, weight, bias, positions, table,
+        slots, eps, gate_scale, H, query_stride, gate_stride, key_stride, page_rows,
+        tl.program_id(0), tl.program_id(1), DIM, SPAN, INTERLEAVED, HEADS, HALF,
+    )  # fmt: skip
 
 
 @implement("fp8_index_queries", "cuda")

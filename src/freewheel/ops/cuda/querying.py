@@ -79,7 +79,7 @@ def place_queries(
     absorbed = own.new_empty((*own.shape[:3], rank + span))
     if not tokens:
         return turned, scaled, absorbed
-    (query, q_stride), (own, own_stride) = _rows_of_heads(query), _rows_of_heads(own)
+    (query, q_stride), (own, own_stride) = rows_of_heads(query), rows_of_heads(own)
     (gates, g_stride), (key, k_stride) = rows_of(gates), rows_of(key)
     block = max(16, min(64, triton.next_power_of_2(rank)))
     absorbing = own_heads * (1 + triton.cdiv(rank, block)) * triton.cdiv(tokens, TOKENS)
@@ -95,6 +95,6 @@ def place_queries(
     return turned, scaled, absorbed
 
 
-def _rows_of_heads(x: Tensor) -> tuple[Tensor, int]:
+def rows_of_heads(x: Tensor) -> tuple[Tensor, int]:
     """x [B, W, H, D] whose heads lie side by side, and the elements from one token to the next."""
     return rows_of(x if x.stride(2) == x.shape[3] else x.contiguous())
