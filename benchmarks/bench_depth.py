@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What choosing the draft depth round by round costs and gains, against every fixed depth.
+r"""What choosing the draft depth round by round costs and gains, against every fixed depth.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=src:. python benchmarks/bench_depth.py [--repeats N] [--json]
+    OMP_NUM_THREADS=1 PYTHONPATH=src:. python benchmarks/bench_depth.py \
+        [--repeats N] [--dtype float32] [--json]
 
 The engine that chooses also runs with each depth fixed: the same graphs, the same drafter. "none"
 is an engine without a drafter, which has nothing to keep current. They take turns, piece by piece
@@ -110,10 +111,10 @@ class Spent:
     waits: float = 0.0
 
 
-def engine(depth: int | str) -> LLM:
+def engine(depth: int | str, dtype: str) -> LLM:
     llm = LLM(
         "demo", speculate=depth, max_batch=BATCH, prefill_batch=1, context_len=512, chunk=64,
-        prefix_cache=False,
+        prefix_cache=False, dtype=dtype,
     )  # fmt: skip
     llm.capture()
     return llm
@@ -167,17 +168,17 @@ def compared(
     }  # fmt: skip
 
 
-def run(repeats: int, tokens: int) -> Iterator[dict[str, Any]]:
+def run(repeats: int, tokens: int, dtype: str = "auto") -> Iterator[dict[str, Any]]:
     """One row for each trace."""
-    engines = every_engine()
+    engines = every_engine(dtype)
     turns = [traces(tokens, turn) for turn in range(repeats)]
     for name in turns[0]:
         yield compared(name, [one for turn in turns for one in turn[name]], engines)
 
 
-def every_engine() -> dict[int | str, tuple[LLM, DepthPolicy | None]]:
+def every_engine(dtype: str = "auto") -> dict[int | str, tuple[LLM, DepthPolicy | None]]:
     """By how it drafts: without a drafter, at each depth, and as its policy chooses."""
-    plain, chooser = engine(0), engine("auto")
+    plain, chooser = engine(0, dtype), engine("auto", dtype)
     engines: dict[int | str, tuple[LLM, DepthPolicy | None]] = {"none": (plain, None)}
     engines |= {d: (chooser, FixedDepth(AUTO_DEPTHS, d, 4)) for d in AUTO_DEPTHS}
     engines["auto"] = chooser, chooser._parts.policy
@@ -188,12 +189,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=160)
+    parser.add_argument("--dtype", default="auto", help="float32: the same tokens at every depth")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     depths = ("none", *AUTO_DEPTHS, "auto")
     if not args.json:
         print(f"{'trace':>14} " + " ".join(f"{depth!s:>6}" for depth in depths) + "   auto/best")
-    for row in run(args.repeats, args.tokens):
+    for row in run(args.repeats, args.tokens, args.dtype):
         if args.json:
             print(json.dumps(row), flush=True)
             continue

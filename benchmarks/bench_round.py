@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time one round at real dimensions on a CUDA device, with random weights.
+r"""Time one round at real dimensions on a CUDA device, with random weights.
 
     python benchmarks/bench_round.py --config benchmarks/configs/v32_tp8shard.json \
         [--batch 1,8] [--context 4096] [--speculate 3] [--weights fp8|mxfp4]
