@@ -24,7 +24,7 @@ FADE_OF_ALL = 0.98
 NEW = 2
 """Verified rounds of a request before its own acceptance says much."""
 
-TRUST = 6.0
+TRUST = 9.0
 """Trials of all requests that weigh as much as so many of a request's own."""
 
 AT_ONCE = 4
