@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import threading
@@ -19,7 +20,7 @@ from freewheel.engine import TokenEngine
 from freewheel.errors import ConfigError
 from freewheel.host import RequestState, TextStream
 from freewheel.host.disk import DiskMoves
-from freewheel.runtime.files import FileStore, make_private
+from freewheel.runtime.files import FileStore, make_private, tell_of_ranks_no_more
 from freewheel.spec import Way
 from freewheel.spec.filed import NO_KEY, Filed
 from freewheel.spec.transfer import BlockCopy, Transfer
@@ -378,3 +379,17 @@ def test_a_store_that_is_dropped_while_it_writes_leaves_the_folder_to_others(
 def test_sizes_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(model="demo", **options)
+
+
+@pytest.mark.parametrize(("ranks", "left"), [(1, "rank-0, rank-1, rank-2"), (2, "rank-2"), (3, "")])
+def test_folders_of_ranks_that_are_no_more_are_named_and_stay(
+    tmp_path: Path, ranks: int, left: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rank in range(3):
+        (tmp_path / f"rank-{rank}").mkdir()
+    with caplog.at_level(logging.WARNING, "freewheel.cache"):
+        tell_of_ranks_no_more(tmp_path / "none", ranks)
+        tell_of_ranks_no_more(tmp_path, ranks)
+    said = [record.getMessage() for record in caplog.records]
+    assert [f"{tmp_path} has {left} from" in one for one in said] == ([True] if left else [])
+    assert len(list(tmp_path.iterdir())) == 3

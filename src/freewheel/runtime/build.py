@@ -33,7 +33,12 @@ from freewheel.models.load import Stock, has_mtp_weights, take_stock
 from freewheel.ops import kernels_lack, load_kernels
 from freewheel.runtime.describe import describe
 from freewheel.runtime.executor import Executor
-from freewheel.runtime.files import FileStore, folder_of_rank, retire
+from freewheel.runtime.files import (
+    FileStore,
+    folder_of_rank,
+    retire,
+    tell_of_ranks_no_more,
+)
 from freewheel.runtime.identity import cache_identity
 from freewheel.runtime.parallel import Alone, Channel, Follower, Peers, assemble
 from freewheel.runtime.rehearsal import open_device
@@ -155,12 +160,14 @@ def open_files(
         return None
     size = SlotPlan.of(groups, math.lcm(*(group.page_size for group in groups))).bytes
     told = (*choices, config.deterministic, config.load_format)
-    place = disk_cache_folder(config, decisions)
+    place = whole = disk_cache_folder(config, decisions)
     if not mesh.alone:
         told += (mesh.tp, mesh.dp, mesh.experts_whole)  # sums over ranks round by their number
         place = folder_of_rank(place, mesh.rank)
     if mesh.rank:
         retire(place)
+    else:
+        tell_of_ranks_no_more(whole, mesh.size)
     store = FileStore(place, cache_identity(folder.path, groups, told), size)
     if not disk_blocks(config, store):
         store.close()

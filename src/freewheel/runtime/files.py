@@ -210,6 +210,24 @@ def folder_of_rank(place: Path, rank: int) -> Path:
     return place / f"rank-{rank}"
 
 
+def tell_of_ranks_no_more(place: Path, ranks: int) -> None:
+    """Say in the log which folders in `place` are of ranks that an engine of so many has not.
+
+    They stay: an engine of as many ranks as before finds its blocks there. One process has no
+    folder of a rank.
+    """
+    own = {f"rank-{rank}" for rank in range(ranks if ranks > 1 else 0)}
+    left = sorted(one.name for one in place.glob("rank-*") if one.name not in own)
+    if left:
+        log.warning(
+            "disk_cache_dir: %s has %s from an engine of another number of ranks; what they hold "
+            "serves only such a one and counts towards no limit here: remove them if none is to "
+            "come",
+            place,
+            ", ".join(left),
+        )
+
+
 def retire(folder: Path) -> None:
     """Close what this process has in `folder`, for an engine that the one who leads it let go."""
     for store in tuple(_STORES):
