@@ -165,7 +165,9 @@ class LeanScheduler(Scheduler):
         for lane in sorted(self._watch.dues(self._read), key=_rank):
             if not lane.tenancy.open:
                 continue
-            self._tell(lane)
+            for one in self._open if lane.end != NEVER else (lane,):
+                if one.tenancy is lane.tenancy:  # its later rounds are to be waited for
+                    self._tell(one)
             self._hear()
             self.changed = True
             if lane.request.known >= lane.limit:
