@@ -230,3 +230,20 @@ def test_tokens_are_chosen_as_the_specification_says(vocabulary: int, kind: str)
     found = [IMPLEMENTATIONS["choose", "cuda"](*args) for _ in range(2)]
     assert torch.equal(*found)
     assert torch.equal(found[0], SPECIFICATIONS["choose"](*args))
+
+
+@pytest.mark.parametrize("tokens", [1, 8, 128, 300])
+@pytest.mark.parametrize("size", [8, 16])
+def test_one_block_lists_what_many_do(
+    tokens: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = importlib.import_module("freewheel.ops.cuda.quantised_experts")
+    torch.manual_seed(tokens)
+    ids = torch.rand(tokens, 256, device="cuda").argsort(-1)[:, :6].int()
+    ids[: tokens // 3, 0], ids[tokens // 2, :2] = 9, -1
+    own = module.list_tiles(ids, 256, size)
+    monkeypatch.setattr(module, "MOST_PAIRS", 0)
+    other = module.list_tiles(ids, 256, size)
+    used = int((other.experts >= 0).sum()) * size
+    assert torch.equal(own.experts, other.experts)
+    assert torch.equal(own.lanes[:used], other.lanes[:used])

@@ -81,6 +81,9 @@ inline int lane() { return thread() & 31; }
 inline int warp() { return thread() >> 5; }
 inline int block() { return now->running->block; }
 inline void block_sync() { meet(now->inner[block() - now->first]); }
+inline void warp_sync() {
+  meet(now->votes[((block() - now->first) * now->per_block + thread()) / 32].barrier);
+}
 inline void cluster_arrive() {
   now->running->cluster_turn = now->all.turn;
   now->all.arrive();
@@ -103,6 +106,13 @@ inline unsigned lanes_with(bool flag) {
   exchange(flag, all);
   unsigned bits = 0;
   for (int i = 0; i < 32; i++) bits |= (unsigned)all[i] << i;
+  return bits;
+}
+inline unsigned lanes_alike(int value) {
+  int all[32];
+  exchange(value, all);
+  unsigned bits = 0;
+  for (int i = 0; i < 32; i++) bits |= (unsigned)(all[i] == value) << i;
   return bits;
 }
 inline int warp_sum(int value) {

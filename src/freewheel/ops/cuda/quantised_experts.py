@@ -20,6 +20,7 @@ from torch import Tensor
 from freewheel.ops.cuda.chain import CHAINED, follow, release, wait
 from freewheel.ops.cuda.few_block_experts import BlockWeights, shared_parts
 from freewheel.ops.cuda.gating import gate
+from freewheel.ops.cuda.native import Kernel, lacking
 from freewheel.ops.cuda.short_down import MOST_BLOCKS, hold_first, short_down
 from freewheel.ops.cuda.streaming import few_tokens, many_tokens
 
@@ -276,6 +277,12 @@ def _sum_choices(
     tl.store(out + token * H + h, total.to(out.dtype.element_ty), mask=h < H)
 
 
+LIST = Kernel("list_tiles", "pppii")
+
+LISTING, MOST_PAIRS, MOST_EXPERTS = 512, 2048, 512
+"""Threads of the one block that lists tiles, of pairs and experts up to these."""
+
+
 class Plan(NamedTuple):
     """Tiles of a routing: each tile's expert (-1: none) and its pairs (-1: none)."""
 
@@ -288,6 +295,11 @@ def list_tiles(ids: Tensor, experts: int, tokens: int) -> Plan:
     pairs = ids.numel()
     most = min(experts, pairs) + pairs // tokens
     plan = Plan(ids.new_empty((most,)), ids.new_empty((most * tokens,)))
+    if pairs <= MOST_PAIRS and experts % 2 == 0 and experts <= MOST_EXPERTS and lacking() is None:
+        rounds = triton.next_power_of_2(triton.cdiv(pairs, LISTING))
+        sizes = {"EXPERTS": experts, "ROUNDS": rounds, "TOKENS": tokens}
+        LIST.launch(1, LISTING, 36 * experts + 32, ids, *plan, pairs, most, **sizes)
+        return plan
     block = min(1024, triton.next_power_of_2(pairs))
     _list_tiles[(experts,)](
         ids, *plan, pairs, most, TOKENS=tokens, BLOCK=block,

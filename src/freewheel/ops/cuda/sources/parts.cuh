@@ -11,7 +11,10 @@ __device__ inline int warp() { return threadIdx.x >> 5; }
 __device__ inline int block() { return blockIdx.x; }
 
 __device__ inline void block_sync() { __syncthreads(); }
+__device__ inline void warp_sync() { __syncwarp(); }
 __device__ inline unsigned lanes_with(bool flag) { return __ballot_sync(~0u, flag); }
+// The lanes that gave what this one gave.
+__device__ inline unsigned lanes_alike(int value) { return __match_any_sync(~0u, value); }
 __device__ inline int warp_sum(int value) { return __reduce_add_sync(~0u, value); }
 __device__ inline int from_lane(int value, int source) { return __shfl_sync(~0u, value, source); }
 __device__ inline float xor_lane(float value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
