@@ -20,7 +20,7 @@ from freewheel.ops.cuda.entries import mix_parts
 from freewheel.ops.cuda.keys import turn_one, turn_tail
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
-COPY, WARPS = 512, 4
+COPY, WARPS = 512, 8
 """Elements of a raw row that one program adds up, and the warps of every program."""
 
 STEP, FEW_ROWS = 8, 4
