@@ -81,6 +81,13 @@ def store(pointer: Pointer, value: Tensor, mask: Any = None) -> None:
     pointer.flat[named] = value.as_subclass(Tensor).expand(there.shape)[there]
 
 
+def where(chosen: Any, one: Any, other: Any) -> Any:
+    """Of numbers, blocks, or (if there is one choice) pointers."""
+    if isinstance(one, Pointer):
+        return one if bool(chosen) else other
+    return torch.where(block(chosen), one, other)
+
+
 class Shared:
     """Shared memory of one program, or a view of it."""
 
@@ -89,6 +96,10 @@ class Shared:
 
     def index(self, at: Any) -> Shared:
         return Shared(self.machine, self.memory[int(at)])
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.memory.shape)
 
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.machine, self.memory.permute(order))
@@ -196,7 +207,7 @@ def _language(machine: Machine) -> SimpleNamespace:
         full=lambda shape, value, dtype, layout=None: block(torch.full(shape, value, dtype=dtype)),
         load=load,
         store=store,
-        where=lambda chosen, one, other: torch.where(block(chosen), one, other),
+        where=where,
         minimum=lambda one, other: torch.minimum(block(one), block(other)),
         maximum=lambda one, other: torch.maximum(block(one), block(other)),
         exp=torch.exp,
@@ -208,7 +219,8 @@ def _language(machine: Machine) -> SimpleNamespace:
         reshape=lambda value, shape: value.reshape(shape),
         split=lambda value: value.unbind(-1),
         join=lambda one, other: torch.stack((one, other), -1),
-        convert_layout=lambda value, layout: value,
+        convert_layout=lambda value, layout, assert_trivial=False: value,
+        permute=lambda value, order: value.permute(order),
         allocate_shared_memory=machine.allocate,
     )
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,11 @@ PRODUCT = {"pairs": "*u16", "scale": "*fp32"} | dict.fromkeys(
 FLOATS, INTS = ("gates", "out"), ("table", "rows", "kv_lens")
 LOGITS = dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(INTS, "*i32")
 LOGITS |= dict.fromkeys(("W", "P", "S", "SKIP", "qb", "qw", "qh", "gb", "gw"), "i32")
+
+CACHES = ("keys", "entries")
+WINDOWS = {"sinks": "*fp32", "table": "*fp32", "scale": "fp32"}
+WINDOWS |= dict.fromkeys(("slots", "entry_slots", "positions"), "*i32")
+WINDOWS |= dict.fromkeys(("K", "E", "H", "TILES", "groups", "key_pairs", "entry_pairs"), "i32")
 
 
 def compiled(kernel: Any, warps: int, **constants: Any) -> Any:
@@ -80,6 +87,37 @@ def test_many_heads_multiply_by_groups_of_warps(packed: bool, each: int) -> None
     found = compiled(module._attend, module.TILE.warps, PACKED=packed, EACH=each, WHOLE=True)
     assert found.metadata.shared <= MOST_SHARED
     assert "wgmma.mma_async" in found.asm["ptx"]
+
+
+def usage(found: Any, cache: Path) -> dict[str, int]:
+    """What the assembler says of a compiled kernel: registers of a thread, and bytes it spills."""
+    knobs = importlib.import_module("triton.knobs")
+    text = cache / "kernel.ptx"
+    text.write_text(found.asm["ptx"], encoding="utf-8")
+    said = subprocess.run(
+        [knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", str(text), "-o", str(cache / "out")],
+        capture_output=True, text=True, check=True,
+    ).stderr  # fmt: skip
+    (registers,), spilled = re.findall(r"Used (\d+) registers", said), r"(\d+) bytes spill stores"
+    return {"registers": int(registers), "spilled": sum(map(int, re.findall(spilled, said)))}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_windows_of_many_heads_stay_in_registers(packed: bool, whole: bool, tmp_path: Path) -> None:
+    """A thread loads the codes of a packed key by 16 bytes; no loop spills."""
+    load_kernels("cuda")
+    module: Any = importlib.import_module("freewheel.ops.cuda.window_heads")
+    sizes = {"SPAN": 1024, "WHOLE": whole, "TURNED": True, "PACKED": packed, "CHAINED": True}
+    kinds = WINDOWS | (dict.fromkeys(CACHES, "*u8") if packed else {})
+    kinds |= {} if whole else dict.fromkeys(RUNS, "*fp32")
+    found = compiled_for(module._attend, module.TILE.warps, kinds, sizes)
+    assert found.metadata.shared <= MOST_SHARED
+    assert "wgmma.mma_async" in found.asm["ptx"]
+    copies = re.findall(r"cp\.async\.c[ag]\S* .*, (0x\w+), ", found.asm["ptx"])
+    assert set(copies) == {"0x10"}
+    assert found.asm["ptx"].count("ld.global.v4.b32") == (14 if packed else 0)
+    assert usage(found, tmp_path)["spilled"] <= 8
 
 
 @pytest.mark.parametrize("tokens", [32, 64, 128])

@@ -240,7 +240,7 @@ def test_attention_with_sinks_agrees_over_several_parts(
 
 
 def test_wide_rectangles_go_through_attention_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freewheel.ops.cuda.sinks.SCRATCH", 2 * 4 * 24 * 3)
+    monkeypatch.setattr("freewheel.ops.cuda.sink_parts.SCRATCH", 2 * 4 * 24 * 3)
     name, of = "sink_attention", Sizes(batch=2, width=5)
     check(name, STREAM_CASES[name](name, of))
 

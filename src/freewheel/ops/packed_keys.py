@@ -42,7 +42,8 @@ def fp8_place_heads(
 
 @op(
     "fp8_window_attention(Tensor query, Tensor keys, Tensor slots, Tensor entries, "
-    "Tensor entry_slots, Tensor sinks, float scale, Tensor positions, Tensor rope_table) -> Tensor",
+    "Tensor entry_slots, Tensor sinks, float scale, Tensor positions, Tensor rope_table, "
+    "bool fixed=False) -> Tensor",
     fake=lambda query, *_: torch.empty_like(query, memory_format=torch.contiguous_format),
 )
 def fp8_window_attention(
@@ -55,8 +56,10 @@ def fp8_window_attention(
     scale: float,
     positions: Tensor,  # int32 [B, W]  each below T
     rope_table: Tensor,  # float32 [T, Dr]  (cos | sin)
+    fixed: bool = False,
 ) -> Tensor:  # [B, W, H, D]
     """`window_attention` over the numbers that the rows stand for."""
+    del fixed
     rope, dim, dtype = rope_table.shape[1], query.shape[3], wide(query).dtype
 
     def row(b: int) -> Tensor:

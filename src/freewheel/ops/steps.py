@@ -110,7 +110,8 @@ def place_heads(
 
 @op(
     "window_attention(Tensor query, Tensor keys, Tensor slots, Tensor entries, "
-    "Tensor entry_slots, Tensor sinks, float scale, Tensor positions, Tensor rope_table) -> Tensor",
+    "Tensor entry_slots, Tensor sinks, float scale, Tensor positions, Tensor rope_table, "
+    "bool fixed=False) -> Tensor",
     fake=lambda query, *_: torch.empty_like(query, memory_format=torch.contiguous_format),
 )
 def window_attention(
@@ -123,8 +124,13 @@ def window_attention(
     scale: float,
     positions: Tensor,  # int32 [B, W]  each below T
     rope_table: Tensor,  # float32 [T, Dr]  (cos | sin)
+    fixed: bool = False,
 ) -> Tensor:  # [B, W, H, D]
-    """`sink_attention`, and `rope_tail` back of what it gives."""
+    """`sink_attention`, and `rope_tail` back of what it gives.
+
+    `fixed`: kernels for a GPU sum in one order, whatever the number of queries.
+    """
+    del fixed
     attend, turn = SPECIFICATIONS["sink_attention"], SPECIFICATIONS["rope_tail"]
     mixed = attend(query, keys, slots, entries, entry_slots, sinks, scale)
     return turn(mixed, positions, rope_table, True)

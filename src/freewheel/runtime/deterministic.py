@@ -62,7 +62,7 @@ _APART: dict[Any, Callable[..., Any]] = {
 _PADDED = (ops.hyper_open, ops.hyper_enter, ops.hyper_collapse)
 """Ops on streams [..., N, D] whose kernels differ only where tokens are fewer than `BLOCK`."""
 
-_FIXED = (ops.sparse_mla, ops.fp8_sparse_mla)
+_FIXED = (ops.sparse_mla, ops.fp8_sparse_mla, ops.window_attention, ops.fp8_window_attention)
 """Ops that sum in one order whatever the number of tokens, if they are told to."""
 
 _FIXED_KERNELS, _KERNEL_DTYPES = (

@@ -102,7 +102,9 @@ def fp8_window_attention(
     scale: float,
     positions: Tensor,
     rope_table: Tensor,
+    fixed: bool = False,
 ) -> Tensor:
+    del fixed  # a query is one piece always
     dim, rope, dtype = query.shape[3], rope_table.shape[1], wide(query).dtype
     pairs = ((keys, slots), (entries, entry_slots))
     (own, lanes), (more, picks) = (_plain(cache, at, dim, rope, dtype) for cache, at in pairs)

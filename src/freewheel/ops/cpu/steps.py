@@ -56,7 +56,9 @@ def window_attention(
     scale: float,
     positions: Tensor,
     rope_table: Tensor,
+    fixed: bool = False,
 ) -> Tensor:
+    del fixed  # a query is one piece always
     mixed = sink_attention(query, keys, slots, entries, entry_slots, sinks, scale)
     return rope_tail(mixed, positions, rope_table, True)
 

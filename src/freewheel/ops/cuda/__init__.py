@@ -4,7 +4,8 @@
 One file a family. Each body agrees with its specification up to rounding, and:
 
 - reads lengths, rows and pages itself, on the device, so that work ends where a row ends;
-- sums in an order that depends on no batch, no width and no neighbour (`sparse_mla` if told to);
+- sums in an order that depends on no batch, no width and no neighbour (attention to latents and
+  to windows if told to);
 - leaves float64 to the specification, which runs on any device.
 """
 

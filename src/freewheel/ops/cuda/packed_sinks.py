@@ -6,15 +6,19 @@ Scales are powers of two, so a key becomes bfloat16 without rounding and the res
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda import window_heads
 from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.packed_attention import in_registers
 from freewheel.ops.cuda.packing import power_of, views
-from freewheel.ops.cuda.sinks import HEADS, PART, SCRATCH, STAGES, STEP, join_parts, mix_in
+from freewheel.ops.cuda.sink_parts import Close, Rooms, attend_in_parts
+from freewheel.ops.cuda.sinks import HEADS, PART, STAGES, STEP, mix_in, parts_of
 from freewheel.ops.cuda.streaming import widen_fp8
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -113,18 +117,22 @@ def fp8_window_attention(
     scale: float,
     positions: Tensor,
     rope_table: Tensor,
+    fixed: bool = False,
 ) -> Tensor:
     if query.dtype == torch.float64:
         return SPECIFICATIONS["fp8_window_attention"](
             query, keys, slots, entries, entry_slots, sinks, scale, positions, rope_table
         )
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    parts = triton.cdiv(slots.shape[2], PART) + triton.cdiv(entry_slots.shape[2], PART)
-    step = max(1, SCRATCH // max(1, parts * query.shape[2] * query.shape[3]))
-    split = (query, slots, entry_slots, positions, out)
-    pieces = [t.flatten(0, 1).contiguous().split(step) for t in split]
-    for own, lanes, picks, places, target in zip(*pieces, strict=True):
-        _attend(own, (keys, lanes), (entries, picks), sinks, scale, (places, rope_table), target)
+    out, span = torch.empty_like(query, memory_format=torch.contiguous_format), rope_table.shape[1]
+    flat, target = query.flatten(0, 1).contiguous(), out.flatten(0, 1)
+    lanes, picks = (own.flatten(0, 1).contiguous() for own in (slots, entry_slots))
+    close = Close(sinks, positions.flatten().contiguous(), rope_table, span)
+    if window_heads.serves(query, (keys, entries), span, fixed):
+        own, more = (window_heads.packed_rows(cache) for cache in (keys, entries))
+        window_heads.attend(flat, (own, lanes), (more, picks), scale, close, target, fixed)
+        return out
+    attend, parts = partial(_attend, scale=scale, span=span), parts_of(lanes, picks)
+    attend_in_parts(attend, flat, (keys, lanes), (entries, picks), close, target, parts)
     return out
 
 
@@ -132,29 +140,17 @@ def _attend(
     query: Tensor,
     own: tuple[Tensor, Tensor],
     more: tuple[Tensor, Tensor],
-    sinks: Tensor,
+    rooms: Rooms,
     scale: float,
-    turned: tuple[Tensor, Tensor],
-    out: Tensor,
+    span: int,
 ) -> None:
-    """query [N, H, D], own and more: a packed cache, and its slots [N, K] -> out [N, H, D]"""
-    (count, heads, dim), width, others = query.shape, own[1].shape[1], more[1].shape[1]
-    key_parts = triton.cdiv(width, PART)
-    parts = key_parts + triton.cdiv(others, PART)
-    mixed = torch.empty((count, parts, heads, dim), dtype=torch.float32, device=out.device)
-    high, total = torch.empty((2, count, parts, heads), dtype=torch.float32, device=out.device)
-    block, span = triton.next_power_of_2(dim), turned[1].shape[1]
-    (keys, lanes), (entries, picks) = own, more
-    _attend_part[(count, parts, triton.cdiv(heads, HEADS))](
-        query, *views(keys)[:2], lanes, *views(entries)[:2], picks, mixed, high, total, scale,
-        width, others, key_parts, keys.shape[1], entries.shape[1], heads,
-        DIM=dim, SPAN=span, BYTES=keys.shape[2], BLOCK=block, TILE=TILE, PART=PART,
-        STEP=STEP if query.dtype == torch.bfloat16 else 16, HEADS=HEADS, ASM=in_registers(query),
-        CHAINED=CHAINED, num_warps=WARPS, num_stages=STAGES, launch_pdl=CHAINED,
-    )  # fmt: skip
-    pairs = min(64, block // 2)
-    join_parts[(count, heads, triton.cdiv(dim, 2 * pairs))](
-        mixed, high, total, sinks, *turned, out, parts, heads,
-        DIM=dim, SPAN=span, PARTS=triton.next_power_of_2(max(1, parts)), BLOCK=pairs,
-        CHAINED=CHAINED, num_warps=1, launch_pdl=CHAINED,
+    """query [N, H, D], own and more: a packed cache, and its slots [N, K] -> `rooms`"""
+    (count, heads, dim), (keys, lanes), (entries, picks) = query.shape, own, more
+    _attend_part[(count, rooms[0].shape[1], triton.cdiv(heads, HEADS))](
+        query, *views(keys)[:2], lanes, *views(entries)[:2], picks, *rooms, scale,
+        lanes.shape[1], picks.shape[1], parts_of(lanes), keys.shape[1], entries.shape[1], heads,
+        DIM=dim, SPAN=span, BYTES=keys.shape[2], BLOCK=triton.next_power_of_2(dim), TILE=TILE,
+        PART=PART, STEP=STEP if query.dtype == torch.bfloat16 else 16, HEADS=HEADS,
+        ASM=in_registers(query), CHAINED=CHAINED, num_warps=WARPS, num_stages=STAGES,
+        launch_pdl=CHAINED,
     )  # fmt: skip

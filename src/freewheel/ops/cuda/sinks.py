@@ -8,14 +8,17 @@ without a live lane reads nothing.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda import window_heads
 from freewheel.ops.cuda.chain import CHAINED, follow
-from freewheel.ops.cuda.keys import turn_tail
 from freewheel.ops.cuda.native import SHARED, Kernel, lacking
+from freewheel.ops.cuda.sink_parts import Close, Rooms, attend_in_parts
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 PART = 64
@@ -25,10 +28,6 @@ STEP, WARPS, STAGES = 64, 4, 1
 
 HEADS = 16
 """Heads of one program: the height of a matrix tile."""
-
-SCRATCH = 1 << 24
-"""Floats of unjoined parts held at once; wider rectangles go through in pieces of whole queries."""
-
 
 KERNEL = Kernel("attend_parts", "ppppppppfiiiii")
 
@@ -93,39 +92,6 @@ def _attend_part(
         tl.store(target, mixed, mask=real[:, None] & inside)
 
 
-@triton.jit
-def join_parts(
-    part_in, high_in, total_in, sinks, positions, table, out, parts, H,
-    DIM: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-    CHAINED: tl.constexpr,
-):  # fmt: skip
-    """`BLOCK` pairs of a head's output, turned back if SPAN is not 0."""
-    follow(CHAINED)
-    n, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    pair = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    d = 2 * pair[:, None] + tl.arange(0, 2)[None, :]
-    first = n * parts * H + h
-    every = tl.arange(0, PARTS)
-    highs = tl.load(high_in + first + every * H, mask=every < parts, other=float("-inf"))
-    totals = tl.load(total_in + first + every * H, mask=every < parts, other=0)
-    sink = tl.load(sinks + h)
-    shift = tl.maximum(tl.max(highs, 0), sink)  # finite: sinks are
-    total = tl.sum(totals * tl.exp(highs - shift), 0) + tl.exp(sink - shift)
-    mixed = tl.zeros((BLOCK, 2), tl.float32)
-    for part in range(parts):
-        cell = first + part * H
-        width = tl.where(tl.load(total_in + cell) == 0, 0, DIM)  # 0: it was never written
-        value = tl.load(part_in + cell * DIM + d, mask=d < width, other=0)
-        mixed += value * tl.exp(tl.load(high_in + cell) - shift)
-    mixed = mixed / total
-    if SPAN > 0:
-        first, second = tl.split(mixed)
-        angles = table + tl.load(positions + n).to(tl.int64) * SPAN
-        low, high = turn_tail(first, second, angles, pair, DIM, -1.0, SPAN)
-        mixed = tl.join(low, high)
-    tl.store(out + (n * H + h) * DIM + d, mixed.to(out.dtype.element_ty), mask=d < DIM)
-
-
 def _is_plain(query: Tensor, keys: Tensor, entries: Tensor) -> bool:
     """Whether the kernels serve for these dtypes and widths."""
     same = query.dtype == keys.dtype == entries.dtype
@@ -145,7 +111,7 @@ def sink_attention(
     args = (query, keys, slots, entries, entry_slots, sinks, scale)
     if not _is_plain(query, keys, entries):
         return SPECIFICATIONS["sink_attention"](*args)
-    return _attend(*args)
+    return _attend(*args, None, True)
 
 
 @implement("window_attention", "cuda")
@@ -159,11 +125,12 @@ def window_attention(
     scale: float,
     positions: Tensor,
     rope_table: Tensor,
+    fixed: bool = False,
 ) -> Tensor:
     args = (query, keys, slots, entries, entry_slots, sinks, scale)
     if not _is_plain(query, keys, entries):
         return SPECIFICATIONS["window_attention"](*args, positions, rope_table)
-    return _attend(*args, (positions.contiguous(), rope_table))
+    return _attend(*args, (positions, rope_table), fixed)
 
 
 def _attend(
@@ -174,21 +141,30 @@ def _attend(
     entry_slots: Tensor,
     sinks: Tensor,
     scale: float,
-    turned: tuple[Tensor, Tensor] | None = None,
+    turned: tuple[Tensor, Tensor] | None,
+    fixed: bool,
 ) -> Tensor:
     """`turned`: positions and rope table, where the output is turned back."""
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    parts = triton.cdiv(slots.shape[2], PART) + triton.cdiv(entry_slots.shape[2], PART)
-    step = max(1, SCRATCH // max(1, parts * query.shape[2] * query.shape[3]))
+    flat, target = query.flatten(0, 1).contiguous(), out.flatten(0, 1)
+    lanes, picks = (own.flatten(0, 1).contiguous() for own in (slots, entry_slots))
     positions, table = turned or (slots, sinks)
-    split = (query, slots, entry_slots, positions, out)
-    pieces = [t.flatten(0, 1).contiguous().split(step) for t in split]
-    for own, lanes, picks, places, target in zip(*pieces, strict=True):
-        span = table.shape[1] if turned else 0
-        _attend_piece(
-            own, (keys, lanes), (entries, picks), sinks, scale, (places, table, span), target
-        )
+    span = table.shape[1] if turned else 0
+    close = Close(sinks, positions.flatten().contiguous(), table, span)
+    if window_heads.serves(query, (keys, entries), span, fixed):
+        own, more = (window_heads.plain_rows(cache) for cache in (keys, entries))
+        window_heads.attend(flat, (own, lanes), (more, picks), scale, close, target, fixed)
+        return out
+
+    attend = partial(_attend_parts, scale=scale)
+    parts = parts_of(lanes, picks)
+    attend_in_parts(attend, flat, (keys, lanes), (entries, picks), close, target, parts)
     return out
+
+
+def parts_of(*lists: Tensor) -> int:
+    """Parts of `PART` lanes of lists int32 [N, K], each by itself."""
+    return sum(triton.cdiv(own.shape[1], PART) for own in lists)
 
 
 def takes(query: Tensor) -> bool:
@@ -203,38 +179,25 @@ def shared_bytes(dim: int) -> int:
     return 64 + (PART + MOST_HEADS) * (2 * dim + 32)
 
 
-def _attend_piece(
+def _attend_parts(
     query: Tensor,
     own: tuple[Tensor, Tensor],
     more: tuple[Tensor, Tensor],
-    sinks: Tensor,
+    rooms: Rooms,
     scale: float,
-    turned: tuple[Tensor, Tensor, int],
-    out: Tensor,
 ) -> None:
-    """query [N, H, D], own and more: a cache, and its slots [N, K] -> out [N, H, D]"""
+    """query [N, H, D], own and more: a cache, and its slots [N, K] -> `rooms`"""
     (count, heads, dim), width, others = query.shape, own[1].shape[1], more[1].shape[1]
-    key_parts = triton.cdiv(width, PART)
-    parts = key_parts + triton.cdiv(others, PART)
-    mixed = torch.empty((count, parts, heads, dim), dtype=torch.float32, device=out.device)
-    high, total = torch.empty((2, count, parts, heads), dtype=torch.float32, device=out.device)
-    block = max(16, triton.next_power_of_2(dim))
+    key_parts, parts = parts_of(own[1]), rooms[0].shape[1]
     if takes(query):
         KERNEL.launch(
             count * parts, 128, shared_bytes(dim),
-            query, *own, *more, mixed, high, total, scale, width, others, key_parts, parts, heads,
-            DIM=dim,
+            query, *own, *more, *rooms, scale, width, others, key_parts, parts, heads, DIM=dim,
         )  # fmt: skip
     else:
         _attend_part[(count, parts, triton.cdiv(heads, HEADS))](
-            query, *own, *more, mixed, high, total, scale, width, others, key_parts, heads,
-            DIM=dim, BLOCK=block, PART=PART, STEP=STEP if query.dtype == torch.bfloat16 else 16,
-            HEADS=HEADS, CHAINED=CHAINED, num_warps=WARPS, num_stages=STAGES, launch_pdl=CHAINED,
+            query, *own, *more, *rooms, scale, width, others, key_parts, heads,
+            DIM=dim, BLOCK=max(16, triton.next_power_of_2(dim)), PART=PART,
+            STEP=STEP if query.dtype == torch.bfloat16 else 16, HEADS=HEADS, CHAINED=CHAINED,
+            num_warps=WARPS, num_stages=STAGES, launch_pdl=CHAINED,
         )  # fmt: skip
-    positions, table, span = turned
-    pairs = min(64, block // 2)
-    join_parts[(count, heads, triton.cdiv(dim, 2 * pairs))](
-        mixed, high, total, sinks, positions, table, out, parts, heads,
-        DIM=dim, SPAN=span, PARTS=triton.next_power_of_2(max(1, parts)), BLOCK=pairs,
-        CHAINED=CHAINED, num_warps=1, launch_pdl=CHAINED,
-    )  # fmt: skip
