@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import resource
 import socket
 import threading
 import time
@@ -15,6 +17,8 @@ import pytest
 
 from freewheel.spec.handoff import Handoff, Piece, WireSettings
 from freewheel.transfer import Fetch, Fetcher, Pair, Post
+from freewheel.transfer.fetcher import AT_ONCE
+from freewheel.transfer.line import Line
 from freewheel.transfer.post import MOST_READERS
 from freewheel.transfer.tcp_wire import TcpWire
 from freewheel.transfer.threads import Threads
@@ -159,6 +163,56 @@ def test_a_few_threads_do_all_work_and_each_has_what_another_waits_for() -> None
     wait_for("the last one", lambda: begun[4:] == [4])
     threads.close()
     wait_for("an end", lambda: not any(one.name == "few" for one in threading.enumerate()))
+
+
+def test_work_that_ends_in_an_error_takes_no_thread_from_what_comes_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[type[BaseException] | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_type))
+    threads, done = Threads(2, "unlucky"), threading.Event()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    for _ in range(7):
+        threads.submit(fail)
+    wait_for("all errors", lambda: len(told) == 7)
+    threads.submit(done.set)
+    assert done.wait(PATIENCE) and set(told) == {ZeroDivisionError}
+    threads.close()
+    wait_for("an end", lambda: not any(one.name == "unlucky" for one in threading.enumerate()))
+
+
+def test_fetches_that_end_in_errors_of_ones_own_do_not_stop_those_behind_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    with closing(fetcher()) as own:
+        monkeypatch.setattr(own._asker.__class__, "bring", lambda *given: 1 // 0)
+        fetches = [own.bring(("127.0.0.1", 1), "room", (), PATIENCE) for _ in range(2 * AT_ONCE)]
+        wait_for("all to end", lambda: all(one.done for one in fetches))
+    assert all("this engine's own" in (one.failure or "") for one in fetches)
+
+
+def test_a_line_of_any_number_says_whether_its_other_end_is_gone() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    number = 1500
+    if hard != resource.RLIM_INFINITY and hard <= number:
+        pytest.skip("so many files may not be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, number + 1), hard))
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            low = socket.create_connection(server.getsockname())
+            other, _ = server.accept()
+            with low, other:
+                high = socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD, number))
+                with closing(Line(high, time.monotonic() + PATIENCE)) as line:
+                    assert high.fileno() >= number and not line.gone(0.0)
+                    other.close()
+                    assert line.gone(PATIENCE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.fixture

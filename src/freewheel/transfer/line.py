@@ -93,8 +93,9 @@ class Line:
     def gone(self, seconds: float) -> bool:
         """Wait so long at most for the other end to close; whether it has, or has said something
         that was not asked for."""
-        readable, _, _ = select.select([self._socket], [], [], seconds)
-        return bool(readable)
+        poll = select.poll()  # `select` takes no file of a number beyond 1023
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000 * seconds))
 
     def close(self) -> None:
         self._socket.close()

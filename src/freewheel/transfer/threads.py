@@ -19,15 +19,17 @@ class Threads:
         self._closed = False
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Do it once a thread has time for it; never, once this is closed."""
+        """Do it once a thread has time for it; never, once this is closed.
+
+        An error that it raises is told as that of any thread, and ends its thread alone.
+        """
         with self._changed:
             self._work.append(work)
             self._changed.notify()
             if self._idle >= len(self._work) or self._count == self._most:
                 return
             self._count += 1
-        # Those of the standard library's pools are joined when the process ends.
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        self._start()
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -35,9 +37,19 @@ class Threads:
             self._closed = True
             self._changed.notify_all()
 
+    def _start(self) -> None:
+        # Those of the standard library's pools are joined when the process ends.
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
     def _run(self) -> None:
-        while (work := self._next()) is not None:
-            work()
+        ended = False
+        try:
+            while (work := self._next()) is not None:
+                work()
+            ended = True
+        finally:
+            if not ended:
+                self._start()  # in its place
 
     def _next(self) -> Callable[[], None] | None:
         """What is to be done next; None if nothing ever is."""
