@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from freewheel.host import Scheduler
 from freewheel.host.costs import Arrived, Pace
 from freewheel.host.depth import DepthPolicy
 from freewheel.spec import CacheGroup, ShapeLadder, StepShape
+from tests.host.device import Device
+from tests.host.engine import Setup
 
 DEPTHS = (0, 1, 2, 3, 5)
 RUN_AHEAD = 2
@@ -252,16 +255,64 @@ def test_a_request_whose_drafts_are_wrong_counts_as_much_as_one_whose_drafts_are
     assert policy.choose(StepShape(2, 1, 0), ["right", "wrong"]) == 0
 
 
-def test_letters_of_many_requests_are_not_all_read() -> None:
-    """Of one to three requests all are; of eight every third."""
-    policy = DepthPolicy(DEPTHS, 3, 4)
-    told(policy, 8, lambda depth: 1.0 + 0.1 * depth)
-    told(policy, 1, lambda depth: 1.0 + 0.1 * depth)
-    rows = [f"row {n}" for n in range(8)]
-    policy.choose(StepShape(8, 1, 0), rows)
-    assert [policy.listens() for _ in range(6)].count(True) == 2
-    policy.choose(StepShape(1, 1, 0), rows[:1])
-    assert all(policy.listens() for _ in range(6))
+def many(policy: DepthPolicy, count: int) -> None:
+    """So many requests are in its rounds."""
+    policy.choose(StepShape(count, 1, 0), [f"row {n}" for n in range(count)])
+
+
+@pytest.mark.parametrize("count", [4, 8, 13, 32])
+@pytest.mark.parametrize("period", range(1, 9))
+def test_letters_of_many_requests_are_not_all_read_and_nobody_s_never(
+    count: int, period: int
+) -> None:
+    """Whoever takes part in every so-many-th round alone is heard as often as others."""
+    policy, stride = DepthPolicy(DEPTHS, 3, 4), 1 + count // 4
+    many(policy, count)
+    heard = [policy.listens(n) for n in range(840)]
+    gaps = [len(gap) + 1 for gap in "".join(".#"[one] for one in heard).split("#")]
+    assert max(gaps) <= 5 * stride / 3
+    for phase in range(period):
+        own = heard[phase::period]
+        assert abs(own.count(True) - len(own) / stride) <= 6
+    many(policy, 1)
+    assert all(policy.listens(n) for n in range(840, 900))
+
+
+def test_all_copies_of_a_model_hear_of_the_same_rounds() -> None:
+    alone, fleet = DepthPolicy(DEPTHS, 3, 4), DepthPolicy(DEPTHS, 3, 4)
+    for policy in (alone, fleet):
+        many(policy, 8)
+    for n in range(60):
+        assert [fleet.listens(n) for _ in range(4)] == [alone.listens(n)] * 4
+
+
+def test_prompts_between_rounds_that_decode_keep_nobody_from_being_heard() -> None:
+    """One of every two letters is of a prompt, as with requests that keep coming."""
+    asked: list[int] = []
+
+    class Noting(DepthPolicy):
+        def listens(self, round_id: int) -> bool:
+            asked.append(round_id)
+            return super().listens(round_id)
+
+    setup = Setup(rows=6, max_batch=6, widths=(9,), prefill_batch=1, depth=3, context_len=200)
+    ladder = ShapeLadder.build(6, 3, (9,), 1, (0, 3))
+    scheduler = Scheduler(
+        ladder, setup.groups, (1001,), 7, 200, 220, 0, policy=Noting((0, 3), 3, RUN_AHEAD + 2)
+    )
+    device = Device(setup.groups, 220, random.Random(1))
+    for n in range(5):
+        scheduler.add(setup.request(f"{n}", 6, max_tokens=150))
+    scheduler.add(setup.request("long", 199, max_tokens=1))
+    decoding: list[int] = []
+    prompts = 0
+    while not scheduler.idle:
+        plan = scheduler.plan()
+        assert plan is not None
+        prompts += plan.shape.for_prompts
+        decoding += [] if plan.shape.for_prompts else [plan.round_id]
+        scheduler.collect(device.execute(plan))
+    assert asked == decoding and prompts > 20
 
 
 def test_a_request_near_its_end_is_known_between_letters_that_are_read() -> None:
@@ -269,12 +320,46 @@ def test_a_request_near_its_end_is_known_between_letters_that_are_read() -> None
     told(policy, 1, lambda depth: 1.0 + 0.1 * depth)
     for _ in range(12):
         policy.count("row", 3, 3, 99)
-    policy.listens()
+    many(policy, 8)
+    letters = itertools.count()
+    while not policy.listens(next(letters)):
+        pass
     policy.count("row", 3, 3, 14)
     assert policy.choose(StepShape(1, 1, 0), ["row"]) > 0
-    policy.listens()
-    policy.listens()
+    many(policy, 8)
+    assert not any(policy.listens(next(letters)) for _ in range(2))
     assert policy.choose(StepShape(1, 1, 0), ["row"]) == 0
+
+
+def test_what_was_known_of_an_end_when_more_letters_were_passed_over_does_not_count() -> None:
+    """A request of many goes on alone, far from its end: its drafts are worth having."""
+    policy = DepthPolicy(DEPTHS, 3, 4)
+    told(policy, 1, lambda depth: 1.0 + 0.1 * depth)
+    many(policy, 32)
+    for left in range(80, 19, -1):
+        policy.count("row", 3, 3, left)
+    assert all(not policy.listens(n) for n in (2, 3, 5))
+    policy.choose(StepShape(1, 1, 0), ["row"])
+    policy.count("row", 3, 3, 19)
+    assert policy.choose(StepShape(1, 1, 0), ["row"]) > 0
+    assert not policy._ending
+
+
+def test_nothing_is_remembered_of_requests_that_ended_however_their_letters_were_read() -> None:
+    policy, rng = DepthPolicy(DEPTHS, 3, 4), random.Random(4)
+    live: list[str] = []
+    for n in range(3000):
+        live += [f"{n}"] if rng.random() < 0.4 and len(live) < 24 else []
+        policy.choose(StepShape(32 if len(live) > 8 else 8, 1, 0), live)
+        hears = policy.listens(n)
+        for name in list(live):
+            if rng.random() < 0.02:
+                policy.forget(name)  # whether its last letter is read or not
+                live.remove(name)
+            elif hears:
+                policy.count(name, 3, rng.randint(0, 3), rng.randint(0, 90))
+        assert set(policy._ending) | set(policy._acceptance._rows) <= set(live)
+    assert len(policy._loads) == 2
 
 
 def test_a_steady_load_is_judged_every_sixteenth_round(monkeypatch: pytest.MonkeyPatch) -> None:

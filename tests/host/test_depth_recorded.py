@@ -8,6 +8,7 @@ Times are those of the demo on one H200, of the device by batch and depth, of th
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -67,7 +68,7 @@ class Clocks:
         self.slow, self.jitter, self.drift = host
         self.now = self.heard = self.device = 0.0
         self.letters: deque[tuple[StepShape, float, Told]] = deque()
-        self.names = iter(range(10**6))
+        self.names, self.rounds = iter(range(10**6)), itertools.count()
 
     def work(self, microseconds: float) -> None:
         if self.drift:
@@ -94,7 +95,9 @@ class Clocks:
         arrived = Arrived(1e-6 * self.now, 1e-6 * worked)
         took = self.pace.letter(shape, (letter[0] for letter in self.letters), arrived)
         self.work(0.3 * HOST[shape.batch])
-        listens = isinstance(self.policy, DepthPolicy) and self.policy.listens()
+        listens = isinstance(self.policy, DepthPolicy) and (
+            shape.for_prompts or self.policy.listens(next(self.rounds))
+        )
         for job, offered, agreed in told:
             job.flying -= 1
             ends = job.left <= 1 + agreed

@@ -35,7 +35,13 @@ MARGIN = 1.04
 has its price."""
 
 MANY = 4
-"""For so many requests in a round one letter more is passed over between two that are read."""
+"""For so many requests in a round one letter more is passed over between two that are read, on
+average."""
+
+GOLDEN = 0.5 * (5**0.5 - 1)
+"""Multiples of it, taken modulo 1, fall evenly, and evenly too among those of every second or every
+so-many-th: who takes part in such rounds alone is heard as often as others. Between two below 1 / n
+are fewer than 5 n / 3 of them (the three-distance theorem)."""
 
 SOON, EVERY = 4, 16
 """Rounds between two judgements of a load whose requests stay: when they came, and later. Letters
@@ -87,8 +93,9 @@ class DepthPolicy:
         self._costs = Costs(self.depths)
         self._loads: dict[StepShape, _Load] = {}
         self._last: tuple[StepShape, _Load] | None = None
-        self._letters, self._stride = 0, 1
-        # Tokens that requests near their end may still have, as of which letter.
+        self._stride, self._turn = 1, 0.0
+        self._heard, self._hears, self._missed = -1, True, 0
+        # Tokens that requests near their end may still have, and letters passed over until then.
         self._ending: dict[str, tuple[int, int]] = {}
 
     def choose(self, load: StepShape, rows: Sequence[str], others: int = 0) -> int:
@@ -115,22 +122,28 @@ class DepthPolicy:
             return self._start
         return now.depth
 
-    def listens(self) -> bool:
-        """Whether the rows of the next letter are to be counted, and its round timed.
+    def listens(self, round_id: int) -> bool:
+        """Whether the rows of the next letter, one of a round that decodes, are to be counted, and
+        its round timed. All copies of a model are told the same of a round.
 
         Of many requests not every letter is read: each tells of all of them, and reading takes a
         host as long for every one.
         """
-        self._letters += 1
-        return self._letters % self._stride == 0
+        if round_id != self._heard:
+            self._heard, self._turn = round_id, (self._turn + GOLDEN) % 1
+            self._hears = self._turn * self._stride < 1
+            self._missed += not self._hears
+        return self._hears
 
     def count(self, row: str, offered: int, agreed: int, left: int) -> None:
         """A letter: of `offered` drafts of a request, the first `agreed` were right. It may have
         `left` more tokens."""
         if offered:
             self._acceptance.count(row, offered, agreed)
-        if left <= (self._in_flight + self._stride) * (1 + self.depths[-1]):
-            self._ending[row] = left, self._letters
+        if left <= (self._in_flight + 5 * self._stride // 3) * (1 + self.depths[-1]):
+            self._ending[row] = left, self._missed
+        elif self._ending:
+            self._ending.pop(row, None)  # of when more letters were passed over
 
     def forget(self, row: str) -> None:
         """The request has ended."""
@@ -211,6 +224,6 @@ class DepthPolicy:
         near = self._ending.get(row)
         if near is None:
             return False
-        left, letter = near
-        rounds = self._in_flight + self._letters - letter
+        left, missed = near
+        rounds = self._in_flight + self._missed - missed
         return left <= rounds * self._acceptance.expected(row)[depth] + 1

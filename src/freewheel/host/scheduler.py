@@ -366,7 +366,7 @@ class Scheduler:
             raise FreewheelError(f"letter of (round, rows) {got}; {expected} is due")
         if self._policy is not None:
             took = self._pace.letter(plan.shape, (p.shape for p, _ in self._rounds), at)
-            self._listens = self._policy.listens()
+            self._listens = plan.shape.for_prompts or self._policy.listens(plan.round_id)
             if self._listens and took is not None and not plan.shape.for_prompts:
                 self._policy.took(plan.shape, *took)
         self._rounds.popleft()
