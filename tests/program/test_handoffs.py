@@ -206,6 +206,20 @@ def test_others_go_on_while_a_request_waits_for_its_prompt() -> None:
     assert "waits" not in answers.ended
 
 
+def test_a_prompt_that_is_asked_for_behind_an_error_is_handed_over() -> None:
+    """Before the engine has taken its next step: what the error ended is another matter."""
+    first, second = pair("demo", "tcp")
+    first._session._start_anew()
+    asked, answers = prompts("demo")[1], Answers()
+    first.submit("room", asked, params(1), handoff=Handoff("room"))
+    there = Handoff("room", ("127.0.0.1", first.kv_port))
+    second.submit("room", asked, params(1), handoff=there)
+    drive([first, second], lambda: "room" in answers.ended, answers)
+    assert answers.tokens["room"] == expected("demo")[1]
+    load = second.load().handoffs
+    assert load is not None and (load.blocks, load.failed) == (3, 0)
+
+
 def test_bytes_that_changed_on_their_way_are_not_believed() -> None:
     """A proxy between the engines flips a bit of every slot: all is computed."""
     first, second = pair("demo", "tcp")

@@ -177,6 +177,7 @@ class Handoffs:
 
     def promise(self, room: str, request: Request) -> None:
         """Others will come for the prompt of this request, which was queued."""
+        self._follow()
         scheduler = self._scheduler()
         copy = scheduler.home(request.id) if isinstance(scheduler, Fleet) else 0
         self._promised.append(_Promise(room, request, copy))
