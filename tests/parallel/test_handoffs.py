@@ -246,6 +246,41 @@ def test_what_one_rank_alone_did_not_get_whole_is_computed_anew_on_all(
     check(*engines)
 
 
+def test_what_ranks_bring_behind_an_error_is_not_taken_for_what_came_since() -> None:
+    """Slots were given away with the rounds that were lost, and their readers are late: they write
+    over what another prompt has brought by then."""
+    (first, second), answers = pair("demo", ONE, TP), Answers()
+    post, doors, over = handoffs(first)._post, {"a": threading.Event()}, list[str]()
+    doors["b"], begun = threading.Event(), list[str]()
+    assert post is not None
+    serve = post._serve
+
+    def serve_late(line: Line, found: Any, room: str, at: int, part: str | None) -> None:
+        if part is not None:
+            begun.append(room)
+            assert doors[room].wait(PATIENCE)
+        serve(line, found, room, at, part)
+        over.extend([room] if part is not None else [])
+
+    post._serve = serve_late  # type: ignore[method-assign]
+    asked = prompts("demo")
+    ask(first, second, "a", asked[1], 1)
+    drive([first, second], lambda: begun == ["a", "a"], answers)
+    second._session._start_anew()
+    second.abort("a")
+    ask(first, second, "b", asked[3], 3)
+    drive([first, second], lambda: begun[2:] == ["b", "b"], answers)
+    for room, count in (("b", 2), ("a", 4)):
+        doors[room].set()
+        wait_for(f"all that is brought of {room}", lambda count=count: len(over) == count)
+    drive([first, second], lambda: "b" in answers.ended, answers)
+    assert answers.tokens["b"] == expected("demo")[3]
+    load = second.load()
+    assert load.handoffs is not None and load.tiers is not None
+    assert load.handoffs.blocks == 5 and load.tiers.damaged > 0
+    check(first, second)
+
+
 def test_a_rank_lost_while_it_fetches_ends_its_engine_and_another_reads_the_prompt() -> None:
     """It stands still before it can hear of its errand, and is then killed."""
     first, second = pair("demo", ONE, TP)
