@@ -139,15 +139,16 @@ class PrefixCache:
         """As in the Block of this key, which is here."""
         return tuple([() for _ in self._pools]) if self._splits else self._latest.get(key)
 
-    def lineage(self, key: bytes) -> list[bytes]:
-        """The keys of the blocks before one that is here, the nearest first."""
-        run, found = self._tree.run(key), list[bytes]()
+    def lineage(self, key: bytes) -> Iterator[bytes]:
+        """The keys of the blocks before one that is here, the nearest first. Who asks for few of
+        them pays for few."""
+        run = self._tree.run(key)
         at = 0 if run is None else run.keys.index(key)
         while run is not None:
-            found += reversed(run.keys[:at])
+            for place in range(at - 1, -1, -1):
+                yield run.keys[place]
             run = run.parent
             at = 0 if run is None else len(run.keys)
-        return found
 
     def common(self, one: Request, other: Request) -> int:
         """Tokens of the blocks that both requests begin with."""
