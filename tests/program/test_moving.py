@@ -130,6 +130,7 @@ def test_every_option_of_theirs_is_answered_by_command_and_engine(name: str, row
         ("serve demo --ep 8", "--ep is a switch, which takes no value"),
         ("serve demo --no-enable-log-requests", "a request is one line"),
         ("serve demo --max-lora-rank 8", "there are no adapters"),
+        ("serve demo --max-loras 8", "there are no adapters"),
         ("serve demo --temperature 1", "a request has it: temperature"),
         ("serve demo --decode-context-parallel-size 2", "in Python only: LLM(split_scan=..)"),
         ("serve --model-path x", "freewheel serve x"),
@@ -153,3 +154,10 @@ def test_engines_and_parameters_answer_names_of_theirs() -> None:
     wish: dict[str, Any] = {"structural_tag": "{}"}
     with pytest.raises(RequestError, match="grammar_trigger"):
         SamplingParams(**wish)
+
+
+@pytest.mark.parametrize("option", ["--colorado", "--explora", "--floral-size"])
+def test_words_that_only_hold_the_letters_of_a_pattern_are_no_options_of_others(
+    option: str,
+) -> None:
+    assert "adapters" not in option_hint(option, {"tp": "--tp"}, {})

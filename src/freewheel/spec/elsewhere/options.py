@@ -9,6 +9,7 @@ from __future__ import annotations
 from freewheel.spec.elsewhere.rows import Row, Section
 
 _TRUST = "trust_remote" + "_code"
+_ADAPTERS = "lora_* *_lora *_lora_* *_loras"
 _TEXT = "models are for text alone"
 _KERNELS = "kernels are chosen by the device and by how the weights are stored"
 _SHARE = "0.5 of the rounds while prompts wait and answers are under way; more is sooner"
@@ -81,7 +82,7 @@ MODEL: Section = (
             "",
             _TEXT,
         ),
-        Row("*lora*", "*lora*", "", "there are no adapters"),
+        Row(_ADAPTERS, _ADAPTERS, "", "there are no adapters"),
         Row(
             "enforce_eager",
             "disable_cuda_graph",
