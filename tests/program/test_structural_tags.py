@@ -55,11 +55,11 @@ def test_they_run_on_the_device() -> None:
     [
         (TAGS, [], "triggers: must be one"),
         (TAGS, ["<f=", "<g="], "triggers: must be one"),
-        (TAGS, ["<g="], "structures: 0.begin must begin with '<g='"),
-        (TAGS, [""], "structures: 0.begin must begin"),
+        (TAGS, ["<g="], "structures.0.begin: must begin with '<g='"),
+        (TAGS, [""], "structures.0.begin: must begin"),
         ([], ["<f="], "structures: is empty"),
         ([CALL], ["<tool"], "triggers: must not end within a control token"),
-        ([Tag("<f=a>", ON, "/<f")], ["<f="], "structures: 0.end must not end as"),
+        ([Tag("<f=a>", ON, "/<f")], ["<f="], "structures.0.end: must not end as"),
     ],
 )
 def test_what_cannot_be_kept_is_named(tags: list[Tag], triggers: list[str], answer: str) -> None:

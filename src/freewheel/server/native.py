@@ -183,13 +183,14 @@ class Wanted:
 
 
 def _tags(text: str, field: str) -> tuple[list[Tag], list[str]]:
+    message = f"{field}: must be JSON of an object with structures and triggers"
     try:
         asked = ResponseFormat.model_validate({"type": "structural_tag"} | json.loads(text))
         found = asked.tags()
-    except (ValueError, TypeError, ApiError) as error:
-        message = f"{field}: must be JSON of an object with structures and triggers"
+    except (ValueError, TypeError, RecursionError, ApiError) as error:
         raise ApiError(400, message, param=field, code="invalid_value") from error
-    assert found is not None
+    if found is None:
+        raise ApiError(400, message, param=field, code="invalid_value")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, cast
@@ -153,7 +153,7 @@ class Serving:
         if isinstance(self.chat, Chat):
             self.chat.close()
 
-    def check_ids(self, ids: Sequence[int], param: str) -> None:
+    def check_ids(self, ids: Iterable[int], param: str) -> None:
         """Raise ApiError 400 for an id that the model does not have."""
         for token in ids:
             if token >= self.vocab_size:

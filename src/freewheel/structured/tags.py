@@ -52,11 +52,11 @@ def tag_tree(tags: Sequence[Tag], triggers: Sequence[str], tokens: Mapping[str, 
     for place, tag in enumerate(tags):
         rest = tag.begin.removeprefix(trigger)
         if not trigger or not tag.begin.startswith(trigger):
-            raise RequestError("structures", f"{place}.begin must begin with {trigger!r}")
+            raise RequestError(f"structures.{place}.begin", f"must begin with {trigger!r}")
         if splitter.parts(tag.begin) != _merged([*opening, *splitter.parts(rest)]):
             raise RequestError("triggers", "must not end within a control token")
         if any(trigger.startswith(tag.end[at:]) for at in range(1, len(tag.end))):
-            raise RequestError("structures", f"{place}.end must not end as {trigger!r} begins")
+            raise RequestError(f"structures.{place}.end", f"must not end as {trigger!r} begins")
         schema = json_of(dict(tag.schema), tag.schema)
         ways.append(row(said(splitter.parts(rest)), schema, said(splitter.parts(tag.end))))
     if not ways:

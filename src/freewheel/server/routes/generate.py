@@ -43,6 +43,8 @@ async def generate(body: NativeRequest, serving: Served) -> Response:
         limit = one.sampling.max_new_tokens
         names = f"{field} {one.where}.max_new_tokens"
         serving.check_room(ids, None if limit is None else max(limit, 1), names)
+        for name in ("stop_token_ids", "logit_bias"):
+            serving.check_ids(map(int, vars(one.sampling)[name] or ()), f"{one.where}.{name}")
         if one.start >= len(ids):
             message = f"logprob_start_len: {one.start}, but the prompt has {len(ids)} tokens"
             raise ApiError(400, message, param="logprob_start_len", code="invalid_value")
