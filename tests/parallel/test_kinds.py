@@ -74,5 +74,7 @@ def test_two_ranks_share_a_quantised_model_within_the_bound(
         for ranks in found:
             for part, expected in zip(ranks, whole, strict=True):
                 assert (part - expected).abs().max() <= BOUND[dtype] * expected.abs().max()
-        for first, second in zip(*found, strict=True):
-            assert torch.equal(first, second)
+        # Copies see an expert's tokens in another order each; a copy's ranks agree to the bit.
+        if mesh.dp == 1:
+            for first, second in zip(*found, strict=True):
+                assert torch.equal(first, second)
