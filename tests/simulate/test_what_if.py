@@ -21,6 +21,7 @@ MADE = ("--make", "conversations=4,turns=2,seconds=4", "--seed", "3", "--max-bat
 
 
 def simulate(trace: Path, *options: str) -> dict[str, Any]:
+    trace.unlink(missing_ok=True)
     done = CliRunner().invoke(app, ["simulate", str(trace), *MADE, *options, "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -44,6 +45,33 @@ def test_every_combination_comes_once_and_in_order() -> None:
 def test_what_cannot_be_varied_is_refused(asked: list[str]) -> None:
     with pytest.raises(ConfigError, match="vary"):
         combinations(asked, GIVEN)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["page=3"], r"vary: 'page' is none of pages, .*; did you mean pages or page-size\?"),
+        (["max-bacth=3"], r"; did you mean max-batch\?"),
+        (["cows=3"], "prefill-share, fixed-ms, .*seed$"),
+        (["pages"], "pages has no values; write pages=.."),
+        (["max-batch=1", "max_batch=2"], "max-batch comes twice"),
+    ],
+)
+def test_it_says_what_is_wrong_with_what_is_varied(asked: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        combinations(asked, GIVEN)
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_no_trace_is_written_over(tmp_path: Path, link: bool) -> None:
+    trace = tmp_path / "trace"
+    if link:
+        trace.symlink_to(tmp_path / "elsewhere")
+    else:
+        trace.write_text("mine")
+    done = CliRunner().invoke(app, ["simulate", str(trace), *MADE], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert not (tmp_path / "elsewhere").exists() and (link or trace.read_text() == "mine")
 
 
 def test_each_run_is_what_the_command_says_of_it_alone(tmp_path: Path) -> None:

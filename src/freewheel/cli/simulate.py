@@ -97,7 +97,7 @@ def simulate(
     given: dict[str, Any] = locals()
     varied = tuple(combinations(vary or (), given))
     if make_trace is not None:
-        write_trace(trace, make(_made(make_trace, block, seed)).calls)
+        _write(trace, _made(make_trace, block, seed))
     found = read_trace(trace, block, limit)
     about = {"trace": str(trace), "ignored": found.ignored}
     if found.ignored:
@@ -143,6 +143,15 @@ def replayed(given: dict[str, Any], trace: Trace) -> dict[str, Any]:
     begun = time.process_time()
     outcome = Replay(plan, trace).run()
     return report(outcome, time.process_time() - begun) | _asked(plan.config)
+
+
+def _write(trace: Path, made: Made) -> None:
+    """Make a trace. Raises ConfigError for a place that is taken."""
+    if trace.exists() or trace.is_symlink():
+        raise ConfigError(
+            f"trace: {trace} is there already; give a place that is not, or leave out --make"
+        )
+    write_trace(trace, make(made).calls)
 
 
 def _made(text: str, block: int, seed: int) -> Made:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import product
 from typing import Any
 
@@ -53,9 +54,13 @@ def combinations(asked: Sequence[str], given: Mapping[str, Any]) -> Iterator[dic
     for text in asked:
         name, equals, listed = text.partition("=")
         name = name.strip().replace("-", "_")
-        if name not in VARIED or name in values or not equals:
-            names = ", ".join(one.replace("_", "-") for one in VARIED)
-            raise ConfigError(f"vary: takes each of {names} once, got {text!r}")
+        shown = name.replace("_", "-")
+        if name not in VARIED:
+            raise ConfigError(f"vary: {_unknown(shown)}")
+        if not equals:
+            raise ConfigError(f"vary: {shown} has no values; write {shown}=.. with commas between")
+        if name in values:
+            raise ConfigError(f"vary: {shown} comes twice; give all its values at once")
         values[name] = [_value(name, one) for one in listed.split(",")]
     count = 1
     for one in values.values():
@@ -85,6 +90,16 @@ def _width(name: str) -> int:
 def _time(run: Mapping[str, Any], name: str, key: str) -> str:
     times = run[name]
     return "-" if times is None else f"{times[key]:,.1f}"
+
+
+def _unknown(name: str) -> str:
+    """What to say of a name that is none."""
+    names = [one.replace("_", "-") for one in VARIED]
+    meant = [one for one in names if name and one.startswith(name)] or get_close_matches(
+        name, names
+    )
+    rather = f"; did you mean {' or '.join(meant)}?" if meant else ""
+    return f"{name!r} is none of {', '.join(names)}{rather}"
 
 
 def _value(name: str, text: str) -> Any:
