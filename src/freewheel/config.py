@@ -284,13 +284,14 @@ def find_model(name: str, load_format: str = "safetensors") -> Path:
         return Path(str(files("freewheel") / "checkpoints" / name))
     if name and _is_folder(name):
         return Path(name).expanduser()
+    wrong = f"is neither a folder nor a shipped model ({', '.join(SHIPPED_MODELS)})"
     fix = "nothing is downloaded: give the folder of a model that is here"
-    if name.endswith(".json"):
-        fix = "give the folder; such a file serves `freewheel plan` and load_format='dummy'"
-    raise CheckpointError(
-        f"model: {name!r} is neither a folder nor a shipped model ({', '.join(SHIPPED_MODELS)}); "
-        f"{fix}"
-    )
+    if name.endswith(".json") and os.path.exists(os.path.expanduser(name)):
+        wrong = "is a file, and a folder is taken here"
+        fix = "give the one that it is in; files serve `plan`, `simulate` and load_format='dummy'"
+    elif name.endswith(".json"):
+        wrong = "does not exist"
+    raise CheckpointError(f"model: {name!r} {wrong}; {fix}")
 
 
 def check_conversion(model: str, out: Path, to: str) -> Path:

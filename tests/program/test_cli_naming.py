@@ -16,6 +16,7 @@ from freewheel.cli.naming import OTHERWISE, Option, as_options, by_field
 from freewheel.spec import SamplingParams
 from tests.program.test_cli_panels import COMMANDS
 
+CONFIG = Path(__file__).parents[2] / "benchmarks" / "configs" / "v32_tp8shard.json"
 NO_OPTION = {"calls", "grammar_trigger", "skip_special_tokens", "include_stop_str_in_output"}
 """Fields of SamplingParams that the command line has no option for."""
 
@@ -82,6 +83,8 @@ def test_names_become_options_and_what_was_given_stays(message: str, said: str) 
         (("serve", "demo", "--api-key-file", "nowhere"), "--api-key-file: nowhere"),
         (("serve", "demo", "--kv-peer", "a:b:c"), "--kv-peer: "),
         (("simulate", "trace", "--make", "cows=4"), "--make: 'cows'"),
+        (("plan", "no/config.json"), "model: 'no/config.json' does not exist"),
+        (("inspect", str(CONFIG)), f"model: '{CONFIG}' is a file, and a folder is taken here"),
         (("bench", "decode", "--slow-host", "x"), "--slow-host: "),
         (("audit", "demo", "--speculate", "9"), "--speculate: "),
     ],
