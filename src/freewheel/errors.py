@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Self
+
 
 class FreewheelError(Exception):
     """Base of all errors below: catch this one to catch them all."""
@@ -38,6 +41,12 @@ class RequestError(FreewheelError, ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+
+    @classmethod
+    def of_names(cls, wrong: Iterable[tuple[str, str]]) -> Self:
+        """A line for each of the names, of which there is one at least; `field` is the first."""
+        (field, message), *others = wrong
+        return cls(field, "\n".join((message, *(f"{name}: {said}" for name, said in others))))
 
 
 class StartError(FreewheelError, RuntimeError):

@@ -200,6 +200,7 @@ def test_sampling_params_of_a_wrong_kind_or_size_are_named(field: str) -> None:
         ({"prompt": "a"}, "prompt: .*use prompts"),
         ({"prompt_token_ids": [1]}, "prompt_token_ids: .*use prompts"),
         ({"prompts": "a", "use_tqdm": False}, "use_tqdm: .*no bar"),
+        ({"prompt": "a", "use_tqdm": 1}, r"^prompt: .*use prompts\nuse_tqdm: .*no bar"),
         ({"prompts": "a", "max_tokens": 3}, r"use params=SamplingParams\(max_tokens="),
     ],
 )

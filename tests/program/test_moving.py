@@ -140,6 +140,7 @@ def test_every_option_of_theirs_is_answered_by_command_and_engine(name: str, row
         ("bench serve --random-input-len 5", "use --prompt-tokens"),
         ("bench offline --num-prompts 4", "use --requests"),
         ("serve demo other", "unexpected extra argument"),
+        ("serve demo --tp", "requires an argument"),
     ],
 )
 def test_commands_answer_names_of_theirs(line: str, said: str) -> None:
@@ -147,13 +148,38 @@ def test_commands_answer_names_of_theirs(line: str, said: str) -> None:
     assert done.exit_code == 2 and said in done.output
 
 
+def test_a_command_line_of_theirs_is_answered_at_once() -> None:
+    line = (
+        "serve X --tensor-parallel-size 8 --max-num-seqs 64 --port --host --enable-auto-tool-choice"
+        " --trust-remote-code --nothing=-1 --max-num-seqs 3 -dp 2"
+    )
+    done = CliRunner().invoke(app, line.split(), prog_name="freewheel", env={"COLUMNS": "300"})
+    said = dict(re.findall(r"No such option: ([\w-]+)(.*?) *│", done.output))
+    assert done.exit_code == 2 and done.output.count("No such option") == 6
+    assert [*said.values()][:2] == ["; use --tp", "; use --max-batch"]
+    assert "built in" in said["--enable-auto-tool-choice"]
+    assert "ever run" in said["--trust-remote-code"]
+    assert (said["--nothing"], said["-dp"]) == ("", "; use --dp")
+
+
 def test_engines_and_parameters_answer_names_of_theirs() -> None:
     options: dict[str, Any] = {"otlp_traces_endpoint": "x"}
     with pytest.raises(ConfigError, match="freewheel serve --otlp-endpoint"):
         LLM("demo", **options)
-    wish: dict[str, Any] = {"structural_tag": "{}"}
-    with pytest.raises(RequestError, match="grammar_trigger"):
+    options = {"max_num_seqs": 4, "trust_remote_code": True, "max_batch": 4, "tqdm": 1}
+    with pytest.raises(ConfigError) as told:
+        LLM("demo", **options)
+    lines = str(told.value).splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "max_num_seqs",
+        "trust_remote_code",
+        "tqdm",
+    ]
+    assert "use max_batch" in lines[0] and "ever run" in lines[1]
+    wish: dict[str, Any] = {"structural_tag": "{}", "max_new_tokens": 4}
+    with pytest.raises(RequestError, match=r"grammar_trigger\n.*use max_tokens$") as refused:
         SamplingParams(**wish)
+    assert refused.value.field == "structural_tag"
 
 
 @pytest.mark.parametrize("option", ["--colorado", "--explora", "--floral-size"])

@@ -22,6 +22,8 @@ UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
 _LINE_END = re.compile(r"(?<!\n)\n[ ]*(?!\n)(?=\S)")
 
+_SHORT = re.compile(r"-[a-zA-Z]")
+
 _EXTRA = re.compile(r"unexpected extra arguments?(?:\(s\))? \((.*)\)")
 
 BAD_INPUT = 2
@@ -29,7 +31,7 @@ BAD_INPUT = 2
 
 
 class Hinting(TyperCommand):
-    """Says of an option that it lacks which of its own is meant, or why there is none, and of one
+    """Says of options that it lacks which of its own are meant, or why there is none, and of one
     that is refused its name here.
 
     If it has many, its help has them under headings (`panels`).
@@ -59,10 +61,14 @@ class Hinting(TyperCommand):
                     raise
                 message = f"{switch} is a switch, which takes no value"
                 raise UsageError(message, ctx=ctx) from error
-            hint = self._hint(ctx, option, given)
-            if not hint:
+            unknown = self._unknown(given)
+            if option not in unknown:
                 raise
-            raise UsageError(f"No such option: {option}; {hint}", ctx=ctx) from error
+            hints = [(one, self._hint(ctx, one, given)) for one in unknown]
+            if not any(hint for _, hint in hints) and len(hints) == 1:
+                raise
+            lines = [f"No such option: {one}" + f"; {hint}" * bool(hint) for one, hint in hints]
+            raise UsageError("\n".join(lines), ctx=ctx) from error
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -90,6 +96,29 @@ class Hinting(TyperCommand):
             for name in (*one.opts, *one.secondary_opts)
         }
         return next((a for a, b in pairwise(given) if a in switches and b in words), "")
+
+    def _unknown(self, given: list[str]) -> list[str]:
+        """All options in a command line that are none of its own, each once and as it was given.
+
+        A word behind an option that takes a value is that value.
+        """
+        own = {
+            name: one.is_flag
+            for one in self.params
+            if isinstance(one, TyperOption)
+            for name in (*one.opts, *one.secondary_opts)
+        } | {"--help": True}
+        found, words = list[str](), iter(given)
+        for word in words:
+            name, equals, _ = word.partition("=")
+            if word == "--":
+                break
+            if name in own:
+                if not own[name] and not equals:
+                    next(words, None)
+            elif name.startswith("--") or (_SHORT.match(word) and word[:2] not in own):
+                found.append(name)
+        return list(dict.fromkeys(found))
 
     def _hint(self, ctx: Any, option: str, given: list[str]) -> str:
         arguments = {one.name for one in self.params if one.param_type_name == "argument"}

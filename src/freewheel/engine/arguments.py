@@ -19,15 +19,17 @@ R = TypeVar("R")
 
 
 def names_its_arguments(method: Callable[P, R]) -> Callable[P, R]:
-    """`method`, which raises RequestError for an argument that it lacks, with what is meant."""
+    """`method`, which raises RequestError for arguments that it lacks, with what is meant."""
     known = signature(method).parameters
 
     @wraps(method)
     def called(*given: P.args, **named: P.kwargs) -> R:
-        for name in named:
-            if name not in known:
-                hint = argument_hint(name, known, SamplingParams.__dataclass_fields__)
-                raise RequestError(name, f"is no argument of {method.__name__}; {hint}")
+        if unknown := [name for name in named if name not in known]:
+            wishes = SamplingParams.__dataclass_fields__
+            raise RequestError.of_names(
+                (name, f"is no argument of {method.__name__}; {argument_hint(name, known, wishes)}")
+                for name in unknown
+            )
         return method(*given, **named)
 
     return called

@@ -65,8 +65,10 @@ class LLM:
     ) -> None:
         """`progress` is called with (bytes read, bytes in all) while weights load."""
         known = {one.name for one in fields(EngineConfig)}
-        if unknown := sorted(options.keys() - known):
-            raise ConfigError(f"{unknown[0]}: is no option; {hint(unknown[0], known)}")
+        if unknown := [name for name in options if name not in known]:
+            raise ConfigError(
+                "\n".join(f"{name}: is no option; {hint(name, known)}" for name in unknown)
+            )
         self.config = EngineConfig(model=model, **options)
         self.tokenizer = Tokenizer(find_model(model))
         self.alarm = Alarm(self.config.strict)

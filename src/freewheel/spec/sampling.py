@@ -106,8 +106,10 @@ class SamplingParams:
             raise RequestError("params", "takes its fields by name, such as temperature=0")
         known = cls.__dataclass_fields__
         if unknown := [name for name in named if name not in known]:
-            hint = params_hint(unknown[0], known)
-            raise RequestError(unknown[0], f"is no field of SamplingParams; {hint}")
+            raise RequestError.of_names(
+                (name, f"is no field of SamplingParams; {params_hint(name, known)}")
+                for name in unknown
+            )
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
