@@ -86,7 +86,8 @@ class FixedDepth(DepthPolicy):
         del load, rows, others
         return self._start
 
-    def listens(self) -> bool:
+    def listens(self, round_id: int) -> bool:
+        del round_id
         return False
 
     def count(self, row: str, offered: int, agreed: int, left: int) -> None:
