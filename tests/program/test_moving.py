@@ -83,6 +83,14 @@ def test_nothing_is_called_absent_that_is_there() -> None:
         assert [name for name, row in exact(rows) if name in known and not row.ours] == []
 
 
+def test_a_field_that_is_also_ours_is_told_itself() -> None:
+    known = BODIES - {"separate_reasoning", "stream_reasoning"}  # taken if they change nothing
+    for name, row in exact(requests.FIELDS[1]):
+        assert name not in known or not row.ours or name in row.ours.split()
+    assert hints.field_hint("format", BODIES) == "use response_format"
+    assert hints.field_hint("structured_output", BODIES) == "use structured_outputs"
+
+
 def test_every_row_says_something_once() -> None:
     assert [row for row in EVERY if not row.ours and not row.note] == []
     for _, rows in (*hints.SECTIONS, deployment.BENCH, requests.PARAMS, requests.FIELDS):
