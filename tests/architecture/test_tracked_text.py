@@ -16,10 +16,12 @@ OUTSIDE_PATH = re.compile(r"\.\./" + r"(?:shared|work|reference)\b")
 PACKAGE_HOST = re.compile(
     r"\b(?:py" + r"pi\.org|pythonhosted\.org|npm" + r"js\.(?:org|com)|download\.py" + r"torch\.org)"
 )
+UNPUBLISHED = re.compile(r"""install ['"]?free""" + r"wheel\b")
 PATTERNS = {
     "path of one machine": MACHINE_PATH,
     "path outside the repository": OUTSIDE_PATH,
     "host of a package registry": PACKAGE_HOST,
+    "package that no registry has": UNPUBLISHED,
 }
 NOT_OURS = {".git", ".venv", "build", "dist", "__pycache__", "runs"}
 
@@ -77,6 +79,7 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
         "as ../" + "shared/design.md says",
         "pip install --index-url https://py" + "pi.org/simple",
         "https://download.py" + "torch.org/whl/cpu",
+        "pip install 'free" + "wheel[server]'",
     ],
 )
 def test_a_planted_word_is_found(text: str) -> None:

@@ -47,7 +47,7 @@ def main() -> None:
     try:
         render = renderer(begun)
     except ModuleNotFoundError as missing:
-        say({"error": f"needs {missing.name}; pip install 'freewheel[server]' brings it"})
+        say({"error": f"needs {missing.name}; pip install '.[server]' in a clone brings it"})
         return
     except ValueError as error:
         say({"error": str(error)})

@@ -138,7 +138,7 @@ def check_libraries(names: frozenset[str], command: str, extra: str) -> None:
         except ModuleNotFoundError as error:
             raise FreewheelError(
                 f"{command} needs the library {error.name!r}; install Freewheel with its {extra} "
-                f"extra: pip install 'freewheel[{extra}]'"
+                f"extra: pip install '.[{extra}]' in a clone"
             ) from error
 
 

@@ -86,7 +86,8 @@ def load_kernels(device: str, cache: str | None = None) -> None:
             from freewheel.ops import cuda
         except ModuleNotFoundError as error:
             raise ConfigError(
-                f"device: the kernels for CUDA need {error.name}; install freewheel[gpu]"
+                f"device: the kernels for CUDA need {error.name}; "
+                "pip install '.[gpu]' in a clone brings it"
             ) from error
         if "cuda" not in _LOADED:
             _AHEAD.append(cuda.compiling.load_ahead)

@@ -24,7 +24,7 @@ Answer = Callable[[bytes], tuple[dict[str, Any], bytes]]
 def give_up(missing: ModuleNotFoundError) -> NoReturn:
     """End the process, and say what is to be installed."""
     sys.stdin.buffer.readline()
-    cure = "pip install 'freewheel[structured]'"
+    cure = "pip install '.[structured]' in a clone"
     reason = f"it needs {missing.name}; install Freewheel with its structured extra: {cure}"
     sys.stdout.write(json.dumps({"error": reason}) + "\n")
     sys.exit(1)
