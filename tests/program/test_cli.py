@@ -126,6 +126,29 @@ def test_generate_prints_one_json_object_with_counted_host_reads(
     assert ran.json["finish_reason"] == "length"
 
 
+def test_a_seed_that_was_drawn_is_told_and_gives_the_answer_again(
+    freewheel: Any, folders: dict[str, Path]
+) -> None:
+    asked = [
+        "generate",
+        folders["t32"],
+        "--prompt",
+        "a",
+        "--max-tokens",
+        "12",
+        "--temperature",
+        "1",
+    ]
+    first = freewheel(*asked, "--json").json
+    again = freewheel(*asked, "--seed", str(first["seed"]))
+    assert again.out.rstrip("\n") == first["text"].rstrip("\n") and "--seed" not in again.err
+    drawn = freewheel(*asked)
+    seed = drawn.err.partition("--seed ")[2].split()[0]
+    assert freewheel(*asked, "--seed", seed).out == drawn.out
+    greedy = freewheel(*asked[:-1], "0", "--json")
+    assert greedy.json["seed"] is None
+
+
 @pytest.mark.parametrize(
     ("seconds", "rate"),
     [

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 RATE_SECONDS = 0.1
 """From which on a time has a rate, however few letters came in it."""
+
+SEED_BITS = 32
+"""Of a seed that is drawn: few enough to be typed again."""
 
 PromptText = Annotated[
     str | None, typer.Option(help="The text to continue; - or none reads standard input.")
@@ -80,11 +84,17 @@ def generate(
 
 
 def _answer(llm: LLM, text: str, params: SamplingParams, json: bool) -> None:
+    """A sampled answer without a seed is given one that is told, so that it can be repeated."""
+    drawn = params.temperature > 0 and params.seed is None
+    if drawn:
+        params = replace(params, seed=secrets.randbits(SEED_BITS))
     llm.check_room(text, params)
     if json:
-        write_json(answer_object(llm, list(llm.stream(text, params))))
-    else:
-        show(llm, text, params)
+        write_json(answer_object(llm, list(llm.stream(text, params))) | {"seed": params.seed})
+        return
+    show(llm, text, params)
+    if drawn:
+        messages.print(f"[dim]--seed {params.seed} gives this answer again", highlight=False)
 
 
 def read_prompt(prompt: str | None) -> str:
