@@ -288,7 +288,7 @@ def find_model(name: str, load_format: str = "safetensors") -> Path:
     fix = "nothing is downloaded: give the folder of a model that is here"
     if name.endswith(".json") and os.path.exists(os.path.expanduser(name)):
         wrong = "is a file, and a folder is taken here"
-        fix = "give the one that it is in; files serve `plan`, `simulate` and load_format='dummy'"
+        fix = "give the folder; `freewheel plan`, `simulate` and load_format='dummy' take a file"
     elif name.endswith(".json"):
         wrong = "does not exist"
     raise CheckpointError(f"model: {name!r} {wrong}; {fix}")

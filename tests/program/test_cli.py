@@ -285,7 +285,8 @@ def test_a_verb_of_bench_that_there_is_not_is_answered_with_those_there_are(
 
 
 def test_a_config_alone_is_no_model_to_inspect_and_who_takes_it_is_said(freewheel: Any) -> None:
-    ran = freewheel("inspect", "benchmarks/configs/v32.json")
+    config = Path(__file__).parents[2] / "benchmarks" / "configs" / "v32.json"
+    ran = freewheel("inspect", config)
     assert ran.code == 2 and "give the folder" in ran.err and "freewheel plan" in ran.err
 
 
