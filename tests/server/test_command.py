@@ -15,7 +15,7 @@ from freewheel.server.run import check_port
 
 
 def test_a_missing_library_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FreewheelError, match=r"'no_such_library'.*freewheel\[server\]"):
+    with pytest.raises(FreewheelError, match=r"'no_such_library'.*\.\[server\]"):
         serve.check_libraries(frozenset({"no_such_library"}), "serve", "server")
 
 
