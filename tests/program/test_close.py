@@ -122,12 +122,13 @@ def test_a_stream_that_is_under_way_ends_with_a_clear_error_and_holds_no_memory(
 
 
 def test_another_thread_s_stream_ends_with_a_clear_error() -> None:
-    went_on, errors = threading.Event(), list[BaseException]()
+    went_on, closing, errors = threading.Event(), threading.Event(), list[BaseException]()
 
     def read(llm: LLM) -> None:
         try:
             for _ in llm.stream("Emma was", SamplingParams(temperature=0, max_tokens=500)):
                 went_on.set()
+                closing.wait(PATIENCE)  # an answer takes two seconds, which a busy machine may miss
         except BaseException as error:
             errors.append(error)
 
@@ -136,9 +137,11 @@ def test_another_thread_s_stream_ends_with_a_clear_error() -> None:
         reader = threading.Thread(target=read, args=(llm,))
         reader.start()
         assert went_on.wait(PATIENCE)
+        closing.set()
         llm.close()
         reader.join()
         went_on.clear()
+        closing.clear()
     assert [type(error) for error in errors] == [ClosedError] * 3
 
 
