@@ -130,10 +130,13 @@ def test_a_drained_server_takes_requests_again_once_told_to(operated: Operated) 
 def test_a_restart_ends_open_answers_and_brings_another_engine(operated: Operated) -> None:
     stream = Stream(operated.server)
     operated.wait_for_requests(1)
-    before = operated.status()
+    before, seen = operated.status(), len(operated.server.log)
     assert operated.order("/restart") == {"lost": 1}
     assert stream.end()["error"]["code"] == "engine_lost"
     operated.server.wait_until_ready()
+    operated.server.wait_for(
+        "word of the engine", lambda: "the engine is ready again" in operated.server.log[seen:]
+    )
     after = operated.status()
     assert after["restarts"] == before["restarts"] + 1 and after["pid"] != before["pid"]
 

@@ -35,7 +35,7 @@ def test_a_server_of_two_processes_that_is_told_to_end_does_so_without_an_error(
     assert [one.name for one in tmp_path.iterdir()] == ["log"]  # no folder is left behind
 
 
-def test_a_planned_restart_of_two_processes_is_one_line_of_the_log(tmp_path: Path) -> None:
+def test_a_planned_restart_of_two_processes_is_two_lines_of_the_log(tmp_path: Path) -> None:
     path = tmp_path / "admin"
     with Running(tmp_path / "log", *OPTIONS, "--admin-socket", str(path)) as server:
         server.wait_until_ready()
@@ -47,6 +47,8 @@ def test_a_planned_restart_of_two_processes_is_one_line_of_the_log(tmp_path: Pat
             assert http.post("/restart").json() == {"lost": 0}
         wait_for("the end of a rank", lambda: not runs(rank))
         server.wait_for_another_engine(engine)
+        server.wait_for("the end of the restart", lambda: "ready again" in server.log[seen:])
         told = [line for line in server.log[seen:].splitlines() if '"/ready' not in line]
         told = [line for line in told if "/ready 503" not in line]
-        assert len(told) == 1 and "INFO the operator restarts the engine" in told[0], told
+        assert len(told) == 2 and "INFO the operator restarts the engine" in told[0], told
+        assert "INFO the engine is ready again, after" in told[1], told

@@ -133,7 +133,7 @@ def build_admin(serving: Serving) -> FastAPI:
     @app.post("/restart")
     async def restart(_: Plain) -> dict[str, int]:
         lost = len(link.ledger.live)
-        log.info("the operator restarts the engine; %d requests are lost", lost)
+        log.info("the operator restarts the engine; requests lost: %d", lost)
         link.kill()
         return {"lost": lost}
 

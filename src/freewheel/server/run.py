@@ -152,7 +152,8 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._serving = serving
         self._told_to_end: float | None = None
-        self._announced = self._hurries = False
+        self._announced: int | None = None  # the engine said to be ready: how many went before it
+        self._hurries = False
 
     async def startup(self, sockets: list | None = None) -> None:
         await super().startup(sockets)
@@ -186,15 +187,24 @@ class Server(uvicorn.Server):
             self._serving.settings.drain_seconds,
         )
 
+    def _announce(self, first: bool) -> None:
+        """An engine is ready: the server's first, or one after another."""
+        link = self._serving.link
+        seconds = link.ready.seconds if link.ready else 0.0
+        if not first:
+            log.info("the engine is ready again, after %.1f s", seconds)
+            return
+        if (told := role_of(link)) is not None:
+            print(told, file=sys.stderr, flush=True)
+        print("ready", file=sys.stderr, flush=True)
+        log.info("the engine is ready after %.1f s", seconds)
+
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second."""
         link = self._serving.link
-        if link.state is EngineState.READY and not self._announced:
-            self._announced = True
-            if (told := role_of(link)) is not None:
-                print(told, file=sys.stderr, flush=True)
-            print("ready", file=sys.stderr, flush=True)
-            log.info("the engine is ready after %.1f s", link.ready.seconds if link.ready else 0.0)
+        if link.state is EngineState.READY and self._announced != link.restarts:
+            self._announce(first=self._announced is None)
+            self._announced = link.restarts
         if link.state is EngineState.UNFIT:
             return True
         if self._told_to_end is not None:
