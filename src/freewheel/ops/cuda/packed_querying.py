@@ -3,16 +3,17 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from freewheel.ops.cuda.chain import CHAINED, follow
-from freewheel.ops.cuda.latents import TOKENS, absorb_head, rows_of
+from freewheel.ops.cuda.chain import follow
+from freewheel.ops.cuda.latents import absorb_head
 from freewheel.ops.cuda.packed import pack_token
 from freewheel.ops.cuda.packing import views
-from freewheel.ops.cuda.querying import HEADS, rows_of_heads
+from freewheel.ops.cuda.querying import launch, serves
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 
@@ -46,46 +47,8 @@ def _place_queries(
 
 
 @implement("fp8_place_queries", "cuda")
-def fp8_place_queries(
-    cache: Tensor,
-    query: Tensor,
-    gates: Tensor,
-    gate_scale: float,
-    key: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    positions: Tensor,
-    rope_table: Tensor,
-    interleaved: bool,
-    slots: Tensor,
-    own: Tensor,
-    key_up: Tensor,
-    own_interleaved: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    if own.dtype == torch.float64 or own.dtype != key_up.dtype or query.dtype != own.dtype:
-        return SPECIFICATIONS["fp8_place_queries"](
-            cache, query, gates, gate_scale, key, norm_weight, norm_bias, eps, positions,
-            rope_table, interleaved, slots, own, key_up, own_interleaved,
-        )  # fmt: skip
-    (heads, dim), (own_heads, nope, rank) = query.shape[2:], key_up.shape
-    span, tokens = rope_table.shape[1], slots.numel()
-    turned = torch.empty_like(query, memory_format=torch.contiguous_format)
-    scaled = torch.empty_like(gates, memory_format=torch.contiguous_format)
-    absorbed = own.new_empty((*own.shape[:3], rank + span))
-    if not tokens:
-        return turned, scaled, absorbed
-    (query, q_stride), (own, own_stride) = rows_of_heads(query), rows_of_heads(own)
-    (gates, g_stride), (key, k_stride) = rows_of(gates), rows_of(key)
-    block, (codes, _, scales) = max(16, min(64, triton.next_power_of_2(rank))), views(cache)
-    absorbing = own_heads * (1 + triton.cdiv(rank, block)) * triton.cdiv(tokens, TOKENS)
-    _place_queries[(absorbing + tokens * (1 + triton.cdiv(heads, HEADS)),)](
-        own, key_up, absorbed, own_stride, absorbing, codes, scales, query, turned, gates, scaled,
-        key, norm_weight, norm_bias, positions.contiguous(), rope_table, slots.contiguous(), eps,
-        gate_scale, tokens, heads, q_stride, g_stride, k_stride, cache.shape[1],
-        H=own_heads, NOPE=nope, RANK=rank, OWN_INTERLEAVED=own_interleaved, TOKENS=TOKENS,
-        BLOCK_N=max(16, triton.next_power_of_2(nope)), BLOCK_C=block, DIM=dim, SPAN=span,
-        INTERLEAVED=interleaved, HEADS=HEADS, HALF=triton.next_power_of_2(span // 2),
-        CHAINED=CHAINED, num_warps=4, launch_pdl=CHAINED,
-    )  # fmt: skip
-    return turned, scaled, absorbed
+def fp8_place_queries(cache: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    if not serves(args):
+        return SPECIFICATIONS["fp8_place_queries"](cache, *args)
+    codes, _, scales = views(cache)
+    return launch(_place_queries, (codes, scales), (cache.shape[1],), args)

@@ -7,6 +7,8 @@ wait.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -50,51 +52,55 @@ def _place_queries(
 
 
 @implement("place_queries", "cuda")
-def place_queries(
-    cache: Tensor,
-    query: Tensor,
-    gates: Tensor,
-    gate_scale: float,
-    key: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    eps: float,
-    positions: Tensor,
-    rope_table: Tensor,
-    interleaved: bool,
-    slots: Tensor,
-    own: Tensor,
-    key_up: Tensor,
-    own_interleaved: bool,
+def place_queries(cache: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    if not serves(args):
+        return SPECIFICATIONS["place_queries"](cache, *args)
+    block = triton.next_power_of_2(args[0].shape[3])
+    return launch(_place_queries, (cache,), (), args, BLOCK=block)
+
+
+def serves(args: tuple[Any, ...]) -> bool:
+    """Whether the kernels are for what `place_queries` is given behind its cache."""
+    query, own, key_up = args[0], args[11], args[12]
+    return query.dtype == own.dtype == key_up.dtype != torch.float64
+
+
+def launch(
+    kernel: Any,
+    cache: tuple[Tensor, ...],
+    behind: tuple[int, ...],
+    args: tuple[Any, ...],
+    **constants: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if own.dtype == torch.float64 or own.dtype != key_up.dtype or query.dtype != own.dtype:
-        return SPECIFICATIONS["place_queries"](
-            cache, query, gates, gate_scale, key, norm_weight, norm_bias, eps, positions,
-            rope_table, interleaved, slots, own, key_up, own_interleaved,
-        )  # fmt: skip
+    """`kernel` over what `place_queries` is given behind its cache, which it takes as `cache`.
+
+    `behind`, `constants`: what this kernel takes besides, behind the strides and by name.
+    """
+    query, gates, gate_scale, key, weight, bias, eps, positions, table, interleaved = args[:10]
+    slots, own, key_up, own_interleaved = args[10:]
     (heads, dim), (own_heads, nope, rank) = query.shape[2:], key_up.shape
-    span, tokens = rope_table.shape[1], slots.numel()
+    span, tokens = table.shape[1], slots.numel()
     turned = torch.empty_like(query, memory_format=torch.contiguous_format)
     scaled = torch.empty_like(gates, memory_format=torch.contiguous_format)
     absorbed = own.new_empty((*own.shape[:3], rank + span))
     if not tokens:
         return turned, scaled, absorbed
-    (query, q_stride), (own, own_stride) = rows_of_heads(query), rows_of_heads(own)
+    (query, q_stride), (own, own_stride) = _rows_of_heads(query), _rows_of_heads(own)
     (gates, g_stride), (key, k_stride) = rows_of(gates), rows_of(key)
     block = max(16, min(64, triton.next_power_of_2(rank)))
     absorbing = own_heads * (1 + triton.cdiv(rank, block)) * triton.cdiv(tokens, TOKENS)
-    _place_queries[(absorbing + tokens * (1 + triton.cdiv(heads, HEADS)),)](
-        own, key_up, absorbed, own_stride, absorbing, cache, query, turned, gates, scaled, key,
-        norm_weight, norm_bias, positions.contiguous(), rope_table, slots.contiguous(), eps,
-        gate_scale, tokens, heads, q_stride, g_stride, k_stride,
+    kernel[(absorbing + tokens * (1 + triton.cdiv(heads, HEADS)),)](
+        own, key_up, absorbed, own_stride, absorbing, *cache, query, turned, gates, scaled, key,
+        weight, bias, positions.contiguous(), table, slots.contiguous(), eps, gate_scale, tokens,
+        heads, q_stride, g_stride, k_stride, *behind,
         H=own_heads, NOPE=nope, RANK=rank, OWN_INTERLEAVED=own_interleaved, TOKENS=TOKENS,
         BLOCK_N=max(16, triton.next_power_of_2(nope)), BLOCK_C=block, DIM=dim, SPAN=span,
-        INTERLEAVED=interleaved, HEADS=HEADS, BLOCK=triton.next_power_of_2(dim),
-        HALF=triton.next_power_of_2(span // 2), CHAINED=CHAINED, num_warps=4, launch_pdl=CHAINED,
+        INTERLEAVED=interleaved, HEADS=HEADS, HALF=triton.next_power_of_2(span // 2),
+        CHAINED=CHAINED, num_warps=4, launch_pdl=CHAINED, **constants,
     )  # fmt: skip
     return turned, scaled, absorbed
 
 
-def rows_of_heads(x: Tensor) -> tuple[Tensor, int]:
+def _rows_of_heads(x: Tensor) -> tuple[Tensor, int]:
     """x [B, W, H, D] whose heads lie side by side, and the elements from one token to the next."""
     return rows_of(x if x.stride(2) == x.shape[3] else x.contiguous())
