@@ -18,10 +18,11 @@ from freewheel.errors import ConfigError, FreewheelError
 from freewheel.spec.private import warn_of_readers
 
 if TYPE_CHECKING:
+    from freewheel.server import logs, settings, strays
     from freewheel.server import run as running
-    from freewheel.server import settings
 else:
     running, settings = Later("freewheel.server.run"), Later("freewheel.server.settings")
+    logs, strays = Later("freewheel.server.logs"), Later("freewheel.server.strays")
 
 LIBRARIES = frozenset(
     {"fastapi", "httptools", "msgspec", "prometheus_client", "pydantic", "starlette"}
@@ -110,6 +111,8 @@ def serve(
 
 def _serve(given: dict[str, Any]) -> None:
     """With all that `serve` was given, by name. Raises what it raises."""
+    if given["json_logs"]:
+        logs.set_up_logs(as_json=True, stream=strays.gather_strays())
     prompts = given["prefill_batch"]
     given |= {
         "speculate": o.depth(given["speculate"]),

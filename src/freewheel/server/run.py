@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 import time
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +22,7 @@ from freewheel.server.app import build_app
 from freewheel.server.failures import ending
 from freewheel.server.gate import Gate
 from freewheel.server.link import EngineState, Link
-from freewheel.server.logs import set_up_logs
+from freewheel.server.logs import set_up_logs, start
 from freewheel.server.metrics import ServerMetrics
 from freewheel.server.protocol import bounded_protocol
 from freewheel.server.serving import Serving
@@ -39,7 +38,8 @@ def serve(config: EngineConfig, settings: ServerSettings) -> None:
     """Serve until a signal. Raises CheckpointError, ConfigError or FreewheelError at the start."""
     found, tokenizer = survey(config), Tokenizer(find_model(config.model))
     check_port(settings.host, settings.port)
-    set_up_logs(settings.json_logs)
+    if not settings.json_logs:  # else the command line has, before its own first line
+        set_up_logs(as_json=False)
     path = settings.admin_socket
     listener = None if path is None else open_admin_socket(path)
     try:
@@ -161,11 +161,11 @@ class Server(uvicorn.Server):
             for one in server.sockets:
                 host, port = one.getsockname()[:2]
                 shown = f"[{host}]" if ":" in host else host
-                print(
-                    f"serving {self._serving.settings.model_name} at http://{shown}:{port} "
-                    f"as soon as the engine has started",
-                    file=sys.stderr,
-                    flush=True,
+                start.info(
+                    "serving %s at http://%s:%d as soon as the engine has started",
+                    self._serving.settings.model_name,
+                    shown,
+                    port,
                 )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -195,8 +195,8 @@ class Server(uvicorn.Server):
             log.info("the engine is ready again, after %.1f s", seconds)
             return
         if (told := role_of(link)) is not None:
-            print(told, file=sys.stderr, flush=True)
-        print("ready", file=sys.stderr, flush=True)
+            start.info("%s", told)
+        start.info("ready")
         log.info("the engine is ready after %.1f s", seconds)
 
     async def on_tick(self, counter: int) -> bool:
