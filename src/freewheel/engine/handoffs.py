@@ -163,17 +163,16 @@ class Handoffs:
         return self._post is not None
 
     def check(self, handoff: Handoff) -> None:
-        """Raise RequestError if this engine cannot do its part."""
+        """Raise RequestError if this engine cannot do its part.
+
+        A server has asked the same, and has named the field that its client sent.
+        """
         if self._post is not None:
             return
         if handoff.source is None:
-            raise RequestError("bootstrap_host", "a decode engine must be told whom to ask")
-        host, port = handoff.source
-        if not self._settings.may_fetch_from(host, port):
-            raise RequestError(
-                "bootstrap_host",
-                f"{host!r}, port {port}, is no peer of this engine; allow it with --kv-peer",
-            )
+            raise RequestError("handoff", "a decode engine must be told whom to ask")
+        if (why := self._settings.why_not_from(*handoff.source)) is not None:
+            raise RequestError("handoff", why)
 
     def promise(self, room: str, request: Request) -> None:
         """Others will come for the prompt of this request, which was queued."""

@@ -7,6 +7,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
+from freewheel.config import EngineConfig
 from freewheel.server.failures import ApiError
 from freewheel.server.schema import Choices, KvTransfer
 from freewheel.server.serving import Serving
@@ -46,10 +47,14 @@ def handing_of(body: Choices, serving: Serving, prompts: int = 1) -> Handing:
         source = None if body.bootstrap_host is None else (body.bootstrap_host, port)
         if config.role == "decode" and source is None:
             raise _wrong("bootstrap_host", "is missing; a decode engine must be told whom to ask")
-        return Handing(Handoff(str(room), source))
+        handing = Handing(Handoff(str(room), source))
+        _check_peer(handing, config, "bootstrap_host")
+        return handing
     assert params is not None
     if config.role == "decode":
-        return _fetching(params)
+        handing = _fetching(params)
+        _check_peer(handing, config, "kv_transfer_params.remote_host")
+        return handing
     return _offering(params, config.kv_host, serving.kv_port)
 
 
@@ -78,6 +83,16 @@ def _fetching(params: KvTransfer) -> Handing:
             "answer has",
         )
     return Handing(Handoff(room, (host, port)))
+
+
+def _check_peer(handing: Handing, config: EngineConfig, param: str) -> None:
+    """Raise ApiError if `param` sends a decode engine where it may not fetch."""
+    assert handing.handoff is not None
+    source = handing.handoff.source
+    if config.role != "decode" or source is None:
+        return
+    if (why := config.wire.why_not_from(*source)) is not None:
+        raise _wrong(param, why)
 
 
 def _wrong(param: str, message: str) -> ApiError:

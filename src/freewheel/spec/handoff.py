@@ -87,6 +87,12 @@ class WireSettings:
         allowed = ((LOOPBACK[0], KV_PORT), *map(_read_peer, self.peers))
         return any(_alike(host) == _alike(one) and of in (None, port) for one, of in allowed)
 
+    def why_not_from(self, host: str, port: int) -> str | None:
+        """Why requests may not send this engine there, and the cure; None if they may."""
+        if self.may_fetch_from(host, port):
+            return None
+        return f"{host!r}, port {port}, is no peer of this engine; allow it with --kv-peer"
+
 
 def _alike(host: str) -> str:
     """One name for all names of this machine's own address."""
