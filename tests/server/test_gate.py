@@ -109,7 +109,7 @@ def test_every_route_but_the_open_ones_needs_a_key(keyed: Door) -> None:
 
 
 def test_what_is_open_is_health_and_the_pages_own_files() -> None:
-    assert {"/health", "/ready"} == OPEN
+    assert {"/health", "/ready", "/ping"} == OPEN
     for path in ("/", "/page/page.js", "/page/page.css"):
         assert OPEN_FILES.fullmatch(path)
     for path in ("/metrics", "/page/../metrics", "/page/a/b.js", "/page/x.json", "//", "/page/"):
@@ -145,7 +145,12 @@ def test_a_right_key_opens(keyed: Door, headers: dict[str, str]) -> None:
 def test_a_wrong_key_does_not(keyed: Door, headers: dict[str, str]) -> None:
     refused = keyed.ask("/v1/models", headers=headers)
     assert refused.status_code == 401
-    assert refused.json()["error"]["code"] == "invalid_api_key"
+    bare = [v for n, v in headers.items() if n == "x-api-key" or v.startswith("Bearer")]
+    error = refused.json()["error"]
+    assert error["code"] == "invalid_api_key" and KEY not in error["message"]
+    missing = not headers or headers == {"x-api-key": ""}
+    assert ("is needed" in error["message"]) == missing
+    assert ("none of this server's" in error["message"]) == any(KEY[:-1] in one for one in bare)
 
 
 @pytest.mark.parametrize("path", ["/health/../v1/models", "/v1/models/", "//v1/models", "/HEALTH"])
@@ -230,6 +235,7 @@ def test_every_answer_tells_browsers_to_load_nothing_from_elsewhere(local: Door)
 def test_without_an_engine_requests_are_503_and_health_is_200(local: Door) -> None:
     assert local.ask("/health").status_code == 200
     assert local.ask("/ready").status_code == 503
+    assert {local.ask("/ping", method).status_code for method in ("GET", "HEAD", "POST")} == {503}
     json_type = {"content-type": "application/json"}
     refused = local.ask("/v1/completions", "POST", json_type, b'{"prompt": "x"}')
     assert refused.status_code == 503
@@ -249,10 +255,14 @@ def test_probes_are_no_news_unless_they_fail(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("freewheel"), "propagate", True)
     caplog.set_level(logging.DEBUG, "freewheel.access")
-    for path in ("/health", "/metrics", "/ready", "/version"):
-        local.ask(path)
-    levels = {json.loads(one.message)["path"]: one.levelname for one in caplog.records}
-    assert levels == {"/health": "DEBUG", "/metrics": "DEBUG", "/ready": "INFO", "/version": "INFO"}
+    news = {"/health": "DEBUG", "/metrics": "DEBUG", "/version": "INFO"}
+    for state, level in ((EngineState.STARTING, "DEBUG"), (EngineState.DOWN, "INFO")):
+        local.link.state = state
+        caplog.clear()
+        for path in (*news, "/ready", "/ping"):
+            local.ask(path)
+        levels = {json.loads(one.message)["path"]: one.levelname for one in caplog.records}
+        assert levels == news | {"/ready": level, "/ping": level}, state
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])

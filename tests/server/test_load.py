@@ -131,6 +131,32 @@ def test_a_broken_stream_is_a_failure_and_never_a_short_answer(broken: tuple[str
     assert all(SAID[fault] in error for error in found["errors"])
 
 
+class _Closed(_Stub):
+    def do_GET(self) -> None:
+        self.send_error(401)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_error(401)
+
+
+@pytest.mark.parametrize("named", [(), ("--model", "m")])
+@pytest.mark.parametrize("key", ["", "a wrong one"])
+def test_a_server_that_wants_a_key_is_told_of_with_the_way_to_give_it(
+    named: tuple[str, ...], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it says so when it is asked for its model or at the first request."""
+    monkeypatch.setenv("FREEWHEEL_API_KEY", key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Closed) as http:
+        Thread(target=http.serve_forever, daemon=True).start()
+        code, found, said = run_command("--url", f"http://127.0.0.1:{http.server_port}", *named)
+        http.shutdown()
+    assert code == 1 and not found
+    assert "401" in said and "FREEWHEEL_API_KEY" in said and "--api-key-file" in said
+    if not named:
+        assert ("refuses this API key" if key else "needs an API key") in said
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -15,6 +15,8 @@ from freewheel.bench.prompts import Prompt
 
 Endpoint = Literal["completions", "chat"]
 PATHS: dict[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+NEEDS_KEY = "set FREEWHEEL_API_KEY, or give --api-key-file"
+"""What to do where a server says that it needs a key, or another one."""
 MOST_OF_AN_ERROR = 400
 """Characters of an error's text that are kept."""
 
@@ -69,6 +71,8 @@ async def ask(http: httpx.AsyncClient, asking: Asking, prompt: Prompt) -> Reply:
             if response.status_code != httpx.codes.OK:
                 said = (await response.aread()).decode("utf-8", "replace")[:MOST_OF_AN_ERROR]
                 reply.error = f"status {response.status_code}: {said}"
+                if response.status_code == httpx.codes.UNAUTHORIZED:
+                    reply.error += f"; {NEEDS_KEY}"
                 return reply
             await _read(response, reply)
     except httpx.HTTPError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from freewheel.bench.client import Asking, Reply, ask
+from freewheel.bench.client import NEEDS_KEY, Asking, Reply, ask
 from freewheel.bench.prompts import Prompt, starts
 from freewheel.bench.scrape import DraftCounts, scrape
 from freewheel.errors import ConfigError, FreewheelError
@@ -73,7 +73,11 @@ async def served_model(load: Load) -> str:
         except httpx.HTTPError as error:
             raise ServerUnreachable(f"{load.url}: {error}; start a server there") from error
         if response.status_code != httpx.codes.OK:
-            raise ServerUnreachable(f"{load.url}/v1/models: status {response.status_code}")
+            told = f"{load.url}/v1/models: status {response.status_code}"
+            if response.status_code == httpx.codes.UNAUTHORIZED:
+                had = "needs an API key" if load.api_key is None else "refuses this API key"
+                told += f": the server {had}; {NEEDS_KEY}"
+            raise ServerUnreachable(told)
         return response.json()["data"][0]["id"]
 
 

@@ -21,13 +21,14 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from freewheel.server.failures import ApiError, error_bytes
+from freewheel.server.link import EngineState
 from freewheel.server.serving import Serving
 from freewheel.server.settings import LOCAL_NAMES, TENANT
 from freewheel.server.tickets import TRACE_PARENT
 
 log = logging.getLogger("freewheel.access")
 
-OPEN = frozenset({"/health", "/ready"})
+OPEN = frozenset({"/health", "/ready", "/ping"})
 """Open to all. So is the page, whose files are the package's own and hold nothing of anybody."""
 PROBES = frozenset({*OPEN, "/metrics", "/v1/loads"})
 """Asked every few seconds by programs: what they ask is no news."""
@@ -73,7 +74,7 @@ class Gate:
         except ApiError as error:
             await outward.refuse(error)
         finally:
-            outward.note()
+            outward.note(starting=self._serving.link.state is EngineState.STARTING)
 
     async def _body(self, receive: Receive) -> bytes | None:
         try:
@@ -106,9 +107,7 @@ class Gate:
             known = max(known, number * hmac.compare_digest(found, key))
         TENANT.set(f"key {known}")
         if not known:
-            raise ApiError(
-                401, "an API key is needed: Authorization: Bearer KEY", code="invalid_api_key"
-            )
+            raise ApiError(401, _why_no_key(headers, given), code="invalid_api_key")
 
 
 class _Outward:
@@ -137,8 +136,11 @@ class _Outward:
         await self({"type": "http.response.start", "status": error.status, "headers": headers})
         await self({"type": "http.response.body", "body": body})
 
-    def note(self) -> None:
-        """One line in the log; of a probe that found nothing wrong, for those who look closely."""
+    def note(self, starting: bool) -> None:
+        """One line in the log; of a probe that found nothing wrong, for those who look closely.
+
+        That an engine which is `starting` is not there yet is what a probe is sent to find.
+        """
         fields = {
             "request_id": self._id,
             "method": self._scope["method"],
@@ -146,7 +148,8 @@ class _Outward:
             "status": self._status or None,  # None: the client left before there was one
             "ms": round(1000 * (time.perf_counter() - self._begun), 1),
         }
-        quiet = self._scope["path"] in PROBES and 200 <= self._status < 300
+        expected = 200 <= self._status < 300 or (starting and self._status == 503)
+        quiet = self._scope["path"] in PROBES and expected
         level = logging.DEBUG if quiet else logging.INFO
         log.log(level, json.dumps(fields), extra={"fields": fields})
 
@@ -179,6 +182,15 @@ class _Replayed:
             return await self._receive()
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
+
+
+def _why_no_key(headers: Mapping[str, str], given: str) -> str:
+    """What is wrong with a key that is not one of this server's; nothing of it is repeated."""
+    if given:
+        return "the API key that was sent is none of this server's"
+    if headers.get("authorization", "").strip():
+        return "the Authorization header holds no API key: send Authorization: Bearer KEY"
+    return "an API key is needed: Authorization: Bearer KEY"
 
 
 def _too_large(limit: int) -> ApiError:

@@ -31,7 +31,7 @@ def gather_strays() -> TextIO:
     outlet, inlet = os.pipe()
     os.dup2(inlet, STANDARD_ERROR)  # which processes that are started inherit
     os.close(inlet)
-    stream = open(straight, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    stream = os.fdopen(straight, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
     teller = threading.Thread(target=_tell, args=(outlet, stream), name="strays", daemon=True)
     teller.start()
 
