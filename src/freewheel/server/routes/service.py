@@ -29,10 +29,14 @@ async def health() -> Response:
     return json_response({"status": "ok"})
 
 
+@router.api_route("/ping", methods=["GET", "HEAD", "POST"], include_in_schema=False)
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready")
 async def ready(serving: Served) -> Response:
-    """200 if a request sent now would be served, else 503 and why not."""
+    """200 if a request sent now would be served, else 503 and why not.
+
+    `/ping` is the same under the name by which SageMaker asks whether it may send requests.
+    """
     link = serving.link
     found: dict[str, Any] = {"ready": True, "engine": link.state, "restarts": link.restarts}
     silent = time.monotonic() - link.heard
