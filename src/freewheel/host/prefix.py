@@ -128,7 +128,7 @@ class PrefixCache:
 
     def block(self, key: bytes) -> Block | None:
         run = self._tree.run(key)
-        return None if run is None else self._block(key, run, run.keys.index(key))
+        return None if run is None else self._block(key, run, self._tree.place(key))
 
     def blocks(self) -> Iterator[Block]:
         """All blocks, in the order in which they came."""
@@ -143,7 +143,7 @@ class PrefixCache:
         """The keys of the blocks before one that is here, the nearest first. Who asks for few of
         them pays for few."""
         run = self._tree.run(key)
-        at = 0 if run is None else run.keys.index(key)
+        at = 0 if run is None else self._tree.place(key)
         while run is not None:
             for place in range(at - 1, -1, -1):
                 yield run.keys[place]
@@ -347,7 +347,7 @@ class PrefixCache:
 
     def _drop_block(self, key: bytes) -> list[bytes]:
         run = self._tree.run(key)
-        return [] if run is None else self._drop(run, run.keys.index(key), worth=False)
+        return [] if run is None else self._drop(run, self._tree.place(key), worth=False)
 
     def _drop(self, run: Run, at: int, worth: bool = True) -> list[bytes]:
         """Drop a run's blocks from `at` on and everything behind them; their keys. `worth`: what

@@ -76,6 +76,7 @@ class RunTree:
         self.each = tuple(each)
         self.leaves: OrderedDict[Run, None] = OrderedDict()
         self._runs: dict[bytes, Run] = {}  # in the order in which their blocks came
+        self._numbers: dict[bytes, int] = {}  # of each block: how many come before it
         self._begun: dict[bytes, dict[Run, None]] = {}  # by the ending of their first block
 
     def __len__(self) -> int:
@@ -86,14 +87,16 @@ class RunTree:
 
     def __iter__(self) -> Iterator[tuple[bytes, Run, int]]:
         """All blocks in the order in which they came: key, run, and place in the run."""
-        places = dict[Run, int]()
         for key, run in self._runs.items():
-            at = places[run] = places.get(run, -1) + 1  # a block comes behind those before it
-            yield key, run, at
+            yield key, run, self._numbers[key] - run.first
 
     def run(self, key: bytes) -> Run | None:
         """The run that holds the block."""
         return self._runs.get(key)
+
+    def place(self, key: bytes) -> int:
+        """The place in its run of a block that is here."""
+        return self._numbers[key] - self._runs[key].first
 
     def roots(self) -> list[Run]:
         """Runs that begin where requests do."""
@@ -150,6 +153,7 @@ class RunTree:
             self._begun.setdefault(ends[0], {})[run] = None
             self.leaves[run] = None
         self._runs.update(dict.fromkeys(new, run))
+        self._numbers.update(zip(new, range(at, at + len(new)), strict=True))
 
     def ending_with(self, ending: bytes, before: bytes | None) -> bytes | None:
         """The key of a block of this ending behind the block `before` (None: a request's first).
@@ -160,7 +164,7 @@ class RunTree:
         if before is not None and run is None:
             return None
         if run is not None and before is not None and run.keys[-1] != before:
-            at = run.keys.index(before) + 1
+            at = self.place(before) + 1
             return run.keys[at] if run.endings[at] == ending else None
         found = self._begun.get(ending)
         return next(reversed(found)).keys[0] if found else None
@@ -202,7 +206,7 @@ class RunTree:
             gone.append(Gone(heir.keys, heir.pages))
         for keys, _ in gone:
             for key in keys:
-                del self._runs[key]
+                del self._runs[key], self._numbers[key]
         return gone
 
     def _split(self, run: Run, at: int) -> Run:
