@@ -291,7 +291,8 @@ TEXT_ONLY = "are not supported: this server takes text"
         (CHAT, {"messages": []}, "messages: must not be empty"),
         (CHAT, {"messages": [{"rol": "user", "content": "a"}]},
          "messages.0.rol: is not a field that this server knows; use role"),
-        (CHAT, {"store": True}, "store: must be false"),
+        (CHAT, {"store": True}, "store: must be false; this server keeps no answers: send the "
+         "earlier turns with each request"),
         (CHAT, {"n": 0}, "n: must be at least 1"),
         (CHAT, {"tools": [{"type": "function", "function": {"name": "a b"}}]},
          "tools.0.function.name: must match ^[A-Za-z0-9_.-]{1,64}$"),

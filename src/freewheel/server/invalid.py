@@ -10,6 +10,7 @@ from typing import Any
 from freewheel.server.failures import ApiError
 from freewheel.server.naming import deeper, path_of
 from freewheel.spec.elsewhere import field_hint
+from freewheel.spec.elsewhere.fixed import ABSENT, reason_of
 
 _OBJECTS = frozenset({"model_type", "model_attributes_type", "dict_type", "mapping_type"})
 _WORDS = {
@@ -37,6 +38,7 @@ _WORDS = {
     "union_tag_not_found": "needs {discriminator}",
 }
 """By pydantic's types of errors."""
+_ONE_VALUE = frozenset({"none_required", "literal_error"})
 _SENSES = {"image": "images", "audio": "sounds", "video": "videos", "file": "files"} | {
     "document": "documents"
 }
@@ -44,9 +46,7 @@ _SENSES = {"image": "images", "audio": "sounds", "video": "videos", "file": "fil
 
 def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
     """400 for pydantic's `errors` of a value that was to be a `body`, a type."""
-    # Of the ways in which a value may be meant, the one that it fits furthest says most; and of
-    # a misspelt field, what was written more than what was not.
-    first = max(errors, key=lambda one: (len(one["loc"]), one["type"] != "missing"))
+    first = max(errors, key=_tells)
     parts = [str(part) for part in first["loc"]]
     if first["type"] == "json_invalid":
         return _refusal("", "is not valid JSON")
@@ -59,11 +59,28 @@ def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
     message = _words(first)
     if unknown:
         _, beside = path_of(body, parts)
-        inside = deeper(body, parts)
-        hint = f"use {inside}" if inside else field_hint(parts[-1], beside, ".".join(path))
+        hint = _hint_of(body, parts, beside, ".".join(path))
         path.append(parts[-1])
         message = "is not a field that this server knows" + (f"; {hint}" if hint else "")
+    elif first["type"] in _ONE_VALUE and (why := reason_of(path)):
+        message += f"; {why}"
     return _refusal(".".join(path), message)
+
+
+def _tells(error: Mapping[str, Any]) -> tuple[int, bool, bool]:
+    """How much an error says: of the ways in which a value may be meant, the one that it fits
+    furthest says most; of a misspelt field, what was written more than what was not; and of a list
+    that is empty, that it is, more than that it might have been no list."""
+    kind = error["type"]
+    return len(error["loc"]), kind != "missing", not kind.endswith("_type")
+
+
+def _hint_of(body: Any, parts: list[str], beside: list[str], path: str) -> str:
+    """What was meant by a field that is none, or why there is none; `path`: where it stands."""
+    if len(parts) == 1 and parts[0] in ABSENT:
+        return ABSENT[parts[0]]
+    inside = deeper(body, parts)
+    return f"use {inside}" if inside else field_hint(parts[-1], beside, path)
 
 
 def _refusal(path: str, message: str) -> ApiError:

@@ -9,6 +9,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+_KINDS = frozenset({"bool", "float", "int", "str"})
+"""What pydantic calls the ways in which one value may be meant, that might be names."""
+
 
 def path_of(body: Any, place: Sequence[str]) -> tuple[list[str], list[str]]:
     """`place` in the client's words, and the fields that may stand beside its last part.
@@ -30,7 +33,7 @@ def path_of(body: Any, place: Sequence[str]) -> tuple[list[str], list[str]]:
             path.append(part)
             here = inside
         elif not here:
-            path += [part] if _is_name(part) else []
+            path += [part] if _is_name(part) and part not in _KINDS else []
         else:
             here = [one for one in here if one.__name__ == part] or here
     return path, beside

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from freewheel.chat import Tool
 from freewheel.server.failures import ApiError
@@ -66,6 +66,24 @@ class AllowedTools(Strict):
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedFunctions
+
+
+def choice_kind(kinds: Mapping[str, str]) -> Discriminator:
+    """Which of several classes, by the `type` of an object: the one whose errors are told."""
+
+    def kind(value: Any) -> str | None:
+        given = value.get("type") if isinstance(value, dict) else None
+        return kinds.get(given) if isinstance(given, str) else None
+
+    words = f"must be none, auto or required, or an object whose type is {' or '.join(kinds)}"
+    return Discriminator(kind, custom_error_type="tool_choice", custom_error_message=words)
+
+
+ToolChoice = Annotated[
+    Annotated[NamedTool, Tag("NamedTool")] | Annotated[AllowedTools, Tag("AllowedTools")],
+    choice_kind({"function": "NamedTool", "allowed_tools": "AllowedTools"}),
+]
+"""In a chat; a choice by a word stands beside it."""
 
 
 class CalledFunction(Strict):

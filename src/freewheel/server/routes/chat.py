@@ -26,11 +26,10 @@ from freewheel.server.structure import ResponseFormat, structure_of
 from freewheel.server.tools import (
     MAX_CALLS,
     MAX_TOOLS,
-    AllowedTools,
     CalledTool,
     Calling,
     FunctionTool,
-    NamedTool,
+    ToolChoice,
     calling_of,
     choice_of,
 )
@@ -114,7 +113,7 @@ class Talked(Usual):
     """What a prompt is made of besides its messages."""
 
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    tool_choice: ToolChoice | Literal["none", "auto", "required"] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateSettings | None = None
@@ -154,6 +153,8 @@ class ChatRequest(Choices, Talked):
     tags: Annotated[dict[ShortText, ShortText], Field(max_length=16)] | None = Field(
         default=None, alias="metadata"
     )
+    safety_identifier: ShortText | None = None
+    prompt_cache_key: ShortText | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
 

@@ -12,7 +12,15 @@ from pydantic import Discriminator, Field, Tag
 from freewheel.chat import Message, ToolCall
 from freewheel.server.routes.chat import MAX_MESSAGES
 from freewheel.server.schema import Count, Priority, ShortText, Strict, Text
-from freewheel.server.tools import MAX_TOOLS, Calling, Chosen, Function, ToolName, calling_of
+from freewheel.server.tools import (
+    MAX_TOOLS,
+    Calling,
+    Chosen,
+    Function,
+    ToolName,
+    calling_of,
+    choice_kind,
+)
 
 
 class InputText(Strict):
@@ -119,6 +127,12 @@ class AllowedItems(Strict):
     tools: Annotated[list[NamedItem], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
+ItemChoice = Annotated[
+    Annotated[NamedItem, Tag("NamedItem")] | Annotated[AllowedItems, Tag("AllowedItems")],
+    choice_kind({"function": "NamedItem", "allowed_tools": "AllowedItems"}),
+]
+
+
 class Reasoning(Strict):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: None = None
@@ -153,10 +167,12 @@ class ResponsesRequest(Strict):
     reasoning: Reasoning | None = None
     text: TextSettings | None = None
     tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedItem | AllowedItems | None = None
+    tool_choice: ItemChoice | Literal["none", "auto", "required"] | None = None
     parallel_tool_calls: bool | None = None
     truncation: Literal["disabled"] | None = None
     user: ShortText | None = None
+    safety_identifier: ShortText | None = None
+    prompt_cache_key: ShortText | None = None
     cache_salt: ShortText | None = None
     priority: Priority | None = None
     tags: Annotated[dict[ShortText, ShortText], Field(max_length=16)] | None = Field(

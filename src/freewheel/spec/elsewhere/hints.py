@@ -149,7 +149,8 @@ def address_hint(path: str) -> str:
 def field_hint(name: str, known: Iterable[str] = (), inside: str = "") -> str:
     """The same for a field of a request over HTTP, which may have those that are `known`; empty if
     nothing is known of it. `inside`: the field that it stands in, if any."""
-    if (meant := requests.PLACES.get(f"{inside}.{name}")) is not None:
+    place = [part for part in (*inside.split("."), name) if not part.isdigit()]
+    if (meant := requests.PLACES.get(".".join(place))) is not None:
         return f"use {meant}"
     row, there = FIELDS.find(name), list(known)
     ours = [] if row is None else [one for one in row.ours.split() if one in there or not there]

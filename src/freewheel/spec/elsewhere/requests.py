@@ -226,5 +226,12 @@ PLACES = {
     "response_format.name": "json_schema.name",
     "response_format.strict": "json_schema.strict",
     "response_format.description": "json_schema.description",
+    "tool_choice.function": "name, beside type",
+    "tool_choice.allowed_tools": "mode and tools, beside type",
+    "tool_choice.tools.function": "name, beside type",
+    "tool_choice.name": "function.name",
+    "tool_choice.allowed_tools.tools.name": "function.name",
+    "tool_choice.mode": "allowed_tools.mode",
+    "tool_choice.tools": "allowed_tools.tools",
 }
-"""Fields one level too high."""
+"""Fields one level too high, or too deep; without places in lists."""
