@@ -21,7 +21,9 @@ from freewheel.engine.handoffs import MOST_TOLD, Failures
 from freewheel.errors import ConfigError, RequestError
 from freewheel.spec import Handoff
 from freewheel.spec.handoff import KV_PORT
+from freewheel.transfer import Fetcher, Post
 from freewheel.transfer.libraries import installed
+from freewheel.transfer.tcp_wire import TcpWire
 from tests.waiting import PATIENCE
 
 SMALL: dict[str, Any] = {
@@ -298,6 +300,24 @@ def test_two_prefill_engines_cannot_listen_at_one_place() -> None:
     first = TokenEngine(LLM("demo", **ROLE, role="prefill", kv_port=0))
     with pytest.raises(ConfigError, match=r"kv_port: cannot listen on .*--kv-port"):
         TokenEngine(LLM("demo", **ROLE, role="prefill", kv_port=first.kv_port))
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_closed_engine_has_closed_its_wire_behind_those_who_use_it(
+    role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    for kind in (Post, Fetcher, TcpWire):
+        monkeypatch.setattr(kind, "close", lambda _, name=kind.__name__: closed.append(name))
+    llm = LLM("demo", **ROLE, role=role, kv_wire="tcp", kv_port=0)
+    engine = TokenEngine(llm)
+    if role == "prefill":
+        with pytest.raises(ConfigError, match="kv_port"):
+            TokenEngine(LLM("demo", **ROLE, role=role, kv_wire="tcp", kv_port=engine.kv_port))
+        assert closed == ["TcpWire"]  # of the one that could not be made
+        closed.clear()
+    llm.close()
+    assert closed == ["Post" if role == "prefill" else "Fetcher", "TcpWire"]
 
 
 def keyed(path: Path, text: str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from freewheel.errors import ConfigError
 from freewheel.runtime.mover import Mover
 from freewheel.spec.errand import Bring, Errand, Oblivion, Offer, Opening, Withdrawal
 from freewheel.spec.handoff import Piece, WireSettings
@@ -42,7 +43,11 @@ class Errands:
         key = read_key(settings.key_file, warns=not mesh.rank)
         self.wire = open_wire(settings.wire, mover)
         common = (self.wire, opening.layout, settings, awake, key)
-        self.post = Post(*common) if opening.role == "prefill" else None
+        try:
+            self.post = Post(*common) if opening.role == "prefill" else None
+        except ConfigError:
+            self.wire.close()
+            raise
         self.fetcher = Fetcher(*common) if opening.role == "decode" else None
         self._under_way: list[tuple[Bring, Fetch]] = []
 
@@ -81,6 +86,7 @@ class Errands:
         for one in (self.post, self.fetcher):
             if one is not None:
                 one.close()
+        self.wire.close()  # last: until then somebody may read
 
     def _concerns(self, replica: int) -> bool:
         return replica == self._mesh.replica.index
