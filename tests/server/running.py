@@ -20,8 +20,8 @@ import httpx
 
 from tests.waiting import PATIENCE, children, command_of, wait_for
 
-READY = re.compile(r"^ready$", re.MULTILINE)
-"""The line with which a server ends the tale of its start."""
+READY = re.compile(r'^ready$|"message": "ready"}$', re.MULTILINE)
+"""The line with which a server ends the tale of its start, for people or as an object."""
 
 LISTENING = re.compile(r"serving \S+ at (http://\S+)")
 WORKER = b"freewheel.server.worker"

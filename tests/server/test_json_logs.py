@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.running import Running
+from tests.server.running import READY, Running
 from tests.waiting import PATIENCE, ranks_of
 
 SMALL = ("--json-logs", "--max-batch", "1", "--context-len", "512")
@@ -38,7 +38,7 @@ def test_every_line_of_a_servers_life_is_an_object(tmp_path: Path) -> None:
     options = (*SMALL, "--api-key-file", str(keys), "--role", "prefill", "--kv-port", "0")
     mesh = ("--tp", "2", "--device", "cpu", "--kv-key-file", str(keys))
     with Running(tmp_path / "log", *options, *mesh) as server:
-        server.wait_for("ready", lambda: "ready" in messages(whole(server.log)))
+        server.wait_for("ready", lambda: READY.search(server.log))
         assert server.http.get("/v1/models").status_code == 401
         engine = server.engine_pid()
         (rank,) = ranks_of(engine)
