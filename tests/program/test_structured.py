@@ -375,6 +375,9 @@ def test_more_grammars_than_places_wait_for_each_other_whatever_their_priorities
     [
         ("a(?=b)b", "look-ahead, (?= at character 2"),
         ("(?!x)a", "look-ahead, (?! at character 1"),
+        ("[a-z&&[^b]]", r"an intersection of classes, && at character 5"),
+        ("x[a[b]]", r"a class in a class, [ at character 4"),
+        ("[a-z--b]", r"a difference of classes, -- at character 5"),
         ("ab(?<=b)", "look-behind, (?<= at character 3"),
         ("(?<!a)b", "look-behind, (?<! at character 1"),
         (r"(a)b\1", "a reference to a group, \\1 at character 5"),
