@@ -53,6 +53,7 @@ def test_what_cannot_be_varied_is_refused(asked: list[str]) -> None:
         (["page=3"], r"vary: 'page' is none of pages, .*; did you mean pages or page-size\?"),
         (["max-bacth=3"], r"; did you mean max-batch\?"),
         (["cows=3"], "prefill-share, fixed-ms, .*seed$"),
+        (["tp=1,8"], "tp changes the time of a round, which is given .* --costs"),
         (["pages"], "pages has no values; write pages=.."),
         (["max-batch=1", "max_batch=2"], "max-batch comes twice"),
     ],

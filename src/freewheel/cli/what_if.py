@@ -27,6 +27,9 @@ VARIED: dict[str, type[int] | type[float] | type[str]] = {
 }
 """Options that may have several values, and what these are."""
 
+TIMES = frozenset({"tp", "dp", "ep", "gpus", "device"})
+"""What changes how long a round takes, of which a scheduler knows nothing."""
+
 MOST = 1000
 """Combinations of one command."""
 
@@ -94,6 +97,11 @@ def _time(run: Mapping[str, Any], name: str, key: str) -> str:
 
 def _unknown(name: str) -> str:
     """What to say of a name that is none."""
+    if name in TIMES:
+        return (
+            f"{name} changes the time of a round, which is given here and not foretold: run once "
+            f"for each {name} with the --costs that `freewheel bench decode --json` measured there"
+        )
     names = [one.replace("_", "-") for one in VARIED]
     meant = [one for one in names if name and one.startswith(name)] or get_close_matches(
         name, names
