@@ -16,30 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from freewheel import LLM, SamplingParams
 from freewheel.engine import convert
 from freewheel.graph.dispatch import DispatchMode, OpOverload
 from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS
-from tests.ops.packed_cases import INDEX_BYTES, KEY_BYTES, LATENT_BYTES, numbers
+from tests.ops.near_codes import TILES, moves
 
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 2.0**-6}
 """Of the largest value of a result: what `sparse_mla` and `index_logits` state."""
 
 ROUGHER = {"outlier": 8}
 """Scores a thousand times as large have as much less behind the point, which a softmax shows."""
-
-MOVED = 0.01
-"""Of the numbers in a cache of codes, how many may have gone to the next code: those that lie
-between two are rounded by their last bits."""
-
-TILES = {LATENT_BYTES: 128, INDEX_BYTES: 128, KEY_BYTES: 64}
-"""Numbers of a row that share a scale, by the row's bytes."""
-
-LEAST_CODE = 2.0**-16
-"""Of the largest number of a tile: the smallest step between codes, with a scale that is a power of
-two and up to twice as large as it had to be."""
 
 TINY = 2.0**-120
 """Below this a device may flush to zero."""
@@ -291,25 +279,6 @@ def _differs(own: Tensor, same: Tensor) -> str | None:
 def _holds_codes(values: Tensor) -> bool:
     """It is a cache of rows in FP8."""
     return values.dtype == torch.uint8 and values.dim() == 3 and values.shape[2] in TILES
-
-
-def moves(own: Tensor, same: Tensor) -> str | None:
-    """What rows stand for differs by more than a code, or in more than a few places."""
-    if torch.equal(own, same):
-        return None
-    mine, theirs = numbers(own.cpu()), numbers(same.cpu())
-    if not torch.equal(mine.isnan(), theirs.isnan()):
-        return "other numbers are NaN"
-    mine, theirs = mine.nan_to_num(), theirs.nan_to_num()
-    away, tile = (mine - theirs).abs(), TILES[own.shape[2]]
-    tiles = F.pad(theirs, (0, -theirs.shape[1] % tile)).unflatten(1, (-1, tile))
-    largest = tiles.abs().amax(-1).repeat_interleave(tile, 1)[:, : theirs.shape[1]]
-    far = away > theirs.abs() / 8 + largest * LEAST_CODE
-    moved = away > theirs.abs() * 2.0**-7
-    if not far.any() and moved.double().mean() <= MOVED:
-        return None
-    counts = f"{int(far.sum())} by more than a code, {int(moved.sum())} by one"
-    return f"of {mine.numel()} numbers {counts}, {float(away.max()):.3g} at most"
 
 
 def _departs(own: Tensor, best: Tensor, share: float) -> str | None:

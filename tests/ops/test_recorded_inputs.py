@@ -6,12 +6,12 @@ from __future__ import annotations
 import pytest
 
 from freewheel.ops import IMPLEMENTATIONS, load_kernels
+from tests.ops.near_codes import moves
 from tests.ops.packed_cases import filled
 from tests.ops.recorded import (
     KINDS,
     ROUGHER,
     faults,
-    moves,
     recorded,
     recorded_packed,
     shapes,
