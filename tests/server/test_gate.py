@@ -308,3 +308,48 @@ def test_requests_are_sent_with_their_priority_in_the_name_of_their_key() -> Non
             assert door.ask(path, "POST", headers, content).status_code == 400
     assert [order.priority for order in sent] == [-3, 7] * 3
     assert [order.tenant for order in sent] == ["key 1", "key 2"] * 3
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/v1/models", "/v1/models"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/chat/completions/", "/v1/chat/completions"),
+        ("/v1/ready", "/ready"),
+        ("/get_server_info", "/version"),
+    ],
+)
+def test_an_address_that_is_none_is_told_the_one_that_is_meant(
+    local: Door, path: str, meant: str
+) -> None:
+    found = local.ask(path)
+    assert found.status_code == 404
+    assert meant in found.json()["error"]["message"].removeprefix("Not Found: ").split()
+
+
+def test_an_address_that_nobody_means_is_told_none(local: Door) -> None:
+    for path in ("/favicon.ico", "/v1/embedding", "/a/b"):
+        assert local.ask(path).json()["error"]["message"] == "Not Found", path
+
+
+def test_a_wrong_method_is_told_the_right_one(local: Door) -> None:
+    found = local.ask("/v1/chat/completions")
+    assert (found.status_code, found.headers["allow"]) == (405, "POST")
+    told = found.json()["error"]["message"]
+    assert told == "Method Not Allowed: /v1/chat/completions takes POST"
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [(b'{"prompt": "a", max_tokens: 4}', 17), (b'{"prompt": "a"', 15), (b"", None), (b"[1,", 4)],
+)
+def test_what_is_no_json_is_told_where(local: Door, body: bytes, place: int | None) -> None:
+    found = local.ask("/v1/completions", "POST", {"content-type": "application/json"}, body)
+    error = found.json()["error"]
+    assert found.status_code == 400 and error["param"] is None
+    if place is not None:
+        assert error["message"].startswith("body: is not valid JSON: ")
+        assert error["message"].endswith(f", at character {place}"), error

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 
 import freewheel
 from freewheel.server.admin import AdminSocket, listening_to_operator
@@ -31,6 +32,7 @@ from freewheel.server.routes import (
     service,
     tokens,
 )
+from freewheel.server.routes.refused import ABSENT
 from freewheel.server.serving import Serving
 from freewheel.spec.elsewhere import address_hint
 
@@ -112,11 +114,25 @@ def _inside(error: Mapping[str, Any]) -> tuple[str | int, ...]:
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    hint = address_hint(request.url.path) if error.status_code == 404 else ""
+    hint = ""
+    if error.status_code == 404:
+        hint = address_hint(request.url.path, _addresses())
+    elif error.status_code == 405 and error.headers is not None:
+        hint = f"{request.url.path} takes {error.headers.get('Allow', 'no such method')}"
     text = f"{error.detail}: {hint}" if hint else f"{error.detail}"
     answer = _answer(request, ApiError(error.status_code, text))
     answer.headers.update(error.headers or {})
     return answer
+
+
+def _addresses() -> list[str]:
+    """All that the server answers at, but for those that it only refuses."""
+    return [
+        route.path
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, Route) and route.path not in ABSENT
+    ]
 
 
 async def _broken(request: Request, error: Exception) -> Response:

@@ -49,7 +49,9 @@ def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
     first = max(errors, key=_tells)
     parts = [str(part) for part in first["loc"]]
     if first["type"] == "json_invalid":
-        return _refusal("", "is not valid JSON")
+        why = first.get("ctx", {}).get("error")
+        at = first["loc"][-1:] if why else ()
+        return _refusal("", f"is not valid JSON{f': {why}' if why else ''}{_place(at)}")
     if not parts and first["type"] in _OBJECTS:
         raw = first["type"] == "model_attributes_type"
         sent = ", sent with content-type: application/json" if raw else ""
@@ -65,6 +67,11 @@ def refusal_of(errors: Sequence[Any], body: Any) -> ApiError:
     elif first["type"] in _ONE_VALUE and (why := reason_of(path)):
         message += f"; {why}"
     return _refusal(".".join(path), message)
+
+
+def _place(at: Sequence[Any]) -> str:
+    """Where in the text it is; its first character is the first."""
+    return f", at character {at[0] + 1}" if at and isinstance(at[0], int) else ""
 
 
 def _tells(error: Mapping[str, Any]) -> tuple[int, bool, bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import time
 from importlib import import_module
@@ -117,9 +118,15 @@ def check_port(host: str, port: int) -> None:
         asyncio.run(listen())
     except OSError as error:
         raise ConfigError(
-            f"port: cannot listen on {host}:{port}: {error.strerror}; give another with --port, "
+            f"port: cannot listen on {host}:{port}: {_why(error)}; give another with --port, "
             f"or another --host"
         ) from error
+
+
+def _why(error: OSError) -> str:
+    """The system's own words, if there are: asyncio repeats the address before them."""
+    number = error.errno or 0  # of a host's name it is the resolver's, and below zero
+    return os.strerror(number) if number > 0 else str(error.strerror or error)
 
 
 def role_of(link: Link) -> str | None:

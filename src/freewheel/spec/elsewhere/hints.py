@@ -138,12 +138,20 @@ def prompt_hint(name: str, known: Iterable[str]) -> str:
     return f"it has one of {' and '.join(there[:2])}" if meant is None else f"use {meant}"
 
 
-def address_hint(path: str) -> str:
-    """What has the place of another server's address here; empty if nothing is known of it."""
-    row = ADDRESSES.find(path)
-    if row is None:
-        return ""
-    return f"{row.ours} {row.note}" if row.ours else row.note
+def address_hint(path: str, known: Iterable[str] = ()) -> str:
+    """What has the place of another server's address here, or which of those that are `known` was
+    meant; empty if nothing is known of it."""
+    row, there = ADDRESSES.find(path), list(known)
+    if row is not None:
+        return f"{row.ours} {row.note}" if row.ours else row.note
+    rest = path.rstrip("/")
+    while rest.startswith("/v1/v1/"):
+        rest = rest.removeprefix("/v1")
+    for meant in (rest, f"/v1{rest}", rest.removeprefix("/v1")):
+        if meant in there:
+            return f"use {meant}"
+    meant = near(path, there)
+    return f"use {meant}" if meant else ""
 
 
 def field_hint(name: str, known: Iterable[str] = (), inside: str = "") -> str:
