@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -52,3 +53,20 @@ def test_a_planned_restart_of_two_processes_is_two_lines_of_the_log(tmp_path: Pa
         told = [line for line in told if "/ready 503" not in line]
         assert len(told) == 2 and "INFO the operator restarts the engine" in told[0], told
         assert "INFO the engine is ready again, after" in told[1], told
+
+
+def test_a_rank_that_is_lost_between_requests_costs_none_and_is_one_line(tmp_path: Path) -> None:
+    """The engine rests: nobody asks it for anything that its other process would have to do."""
+    with Running(tmp_path / "log", *OPTIONS) as server:
+        server.wait_until_ready()
+        engine = server.engine_pid()
+        (rank,) = server.wait_for("a second rank", lambda: ranks_of(engine))
+        seen = len(server.log)
+        os.kill(rank, signal.SIGKILL)
+        server.wait_for_another_engine(engine)
+        server.wait_for("the end of the restart", lambda: "ready again" in server.log[seen:])
+        told = [line for line in server.log[seen:].splitlines() if "/ready" not in line]
+        assert len(told) == 3, told
+        assert "ERROR tp: rank 1 ended with exit code -9" in told[0]
+        assert "ERROR the engine process ended" in told[1]
+        assert server.post("/v1/completions", prompt="Emma", max_tokens=4).status_code == 200

@@ -231,6 +231,11 @@ class TokenEngine:
             self._session.close([])  # reads the letters that are still on their way
         return steps
 
+    def check_ranks(self) -> None:
+        """Raise RankError if one of the engine's processes is known to be gone: an engine that
+        rests would learn of it with the next request, which is then lost."""
+        self._llm.executor.part.peers.check()
+
     def rounds(self) -> list[RoundTimes]:
         """Times of the rounds read since the last call."""
         return self._session.timeline.take()

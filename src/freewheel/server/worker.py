@@ -9,6 +9,7 @@ and leaves nothing half done: the HTTP process starts another.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -23,13 +24,23 @@ import zmq
 from freewheel import LLM
 from freewheel.config import EngineConfig
 from freewheel.engine import TokenEngine, TokenStep, kill_ranks
-from freewheel.errors import CheckpointError, ConfigError, FreewheelError, RequestError
+from freewheel.errors import (
+    CheckpointError,
+    ConfigError,
+    FreewheelError,
+    RankError,
+    RequestError,
+)
 from freewheel.server import wire as m
 from freewheel.server.logs import set_up_logs
 from freewheel.spec import Form
 from freewheel.spec.shape import ECHOES
 from freewheel.structured import can_follow
 
+log = logging.getLogger("freewheel.server")
+
+LOST = 1
+"""Exit code of an engine that has lost one of its processes."""
 HEARTBEAT_SECONDS = 1.0
 COMPILING_SECONDS = 0.01
 """How often an engine with nothing else to do looks whether a grammar is there."""
@@ -73,8 +84,10 @@ class Worker:
         return engine
 
     def run(self, engine: TokenEngine) -> None:
-        """For ever: orders first, then a round."""
+        """For ever: orders first, then a round. Raises what ends the engine."""
         while True:
+            if not engine.busy:
+                engine.check_ranks()
             for order in self._orders(0 if engine.busy else self._idle_seconds()):
                 self._obey(engine, order)
             self._submit_compiled(engine)
@@ -220,7 +233,11 @@ def main() -> int:
         worker.fail(error)
         context.destroy(linger=1000)
         return m.UNFIT
-    worker.run(engine)
+    try:
+        worker.run(engine)
+    except RankError as error:  # says all that is known here; whatever else ends it shows where
+        log.error("%s", error)
+        return LOST
     return 0
 
 
