@@ -16,8 +16,8 @@ pytest.importorskip("outlines_core")
 
 from freewheel.spec import HostGrammar
 from freewheel.structured import worker
+from freewheel.structured.parts import integers
 from freewheel.structured.schema import Refusal, parsed
-from freewheel.structured.spelling import integers
 from freewheel.structured.tables import ByteAutomaton
 
 Schema = dict[str, Any]
