@@ -73,6 +73,14 @@ def test_copies_hold_more_tokens_and_more_weights_each() -> None:
         planned("v32", 8, dp=3)
 
 
+@pytest.mark.parametrize(("gpus", "dp"), [(3, 1), (6, 2), (600, 1)])
+def test_cards_that_cannot_share_a_model_are_told_by_the_option_that_was_given(
+    gpus: int, dp: int
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^gpus: {gpus} make tp {gpus // dp}, but .*"):
+        planned("v32", gpus, dp=dp)
+
+
 def test_cards_that_cannot_share_a_model_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"16 ranks cannot share the 8 groups of layers.0.attn"):
         planned("v4flash", 16)

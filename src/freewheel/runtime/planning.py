@@ -89,14 +89,20 @@ def plan_gpus(
         raise ConfigError(f"gpus: must be at least 1, got {gpus}")
     if dp < 1 or gpus % dp:
         raise ConfigError(f"dp: {dp} copies cannot share {gpus} cards evenly")
-    config = EngineConfig(model=model, speculate=speculate, tp=gpus // dp, dp=dp, ep=ep)
-    mesh = config.mesh(context)
     if not batches or min(batches) < 1 or context < 1 or card_bytes <= 0:
         raise ConfigError("plan: batch, context and card memory must be positive")
     path = find_model(model, "dummy")
     spec = read_spec(path if path.is_file() else path / "config.json")
-    source = PlannedSource(spec, mesh)
-    built, _ = load_model(spec, source, positions=context)
+    try:
+        config = EngineConfig(model=model, speculate=speculate, tp=gpus // dp, dp=dp, ep=ep)
+        mesh = config.mesh(context)
+        source = PlannedSource(spec, mesh)
+        built, _ = load_model(spec, source, positions=context)
+    except ConfigError as error:
+        if not str(error).startswith("tp: "):
+            raise
+        why = str(error).removeprefix("tp: ")
+        raise ConfigError(f"gpus: {gpus} make tp {gpus // dp}, but {why}") from error
     groups = built.cache_groups(max(64, spec.page_multiple), "bfloat16")
     token_bytes = sum(g.token_bytes for g in groups if g.retention is None)
     kept = [g for g in groups if g.retention is not None]
