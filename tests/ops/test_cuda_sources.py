@@ -34,6 +34,14 @@ extern "C" void run(const float* logits, const int* table, const int* rows, cons
 }
 """
 
+SHORT = """
+extern "C" void run(const float* logits, const int* table, const int* rows, const int* lens,
+                    int* out, int queries, int width, int length, int pages, int k, int) {
+  run_blocks(queries, 1, THREADS, sizeof(Space) + 4 * k,
+             [=] { topk_short(logits, table, rows, lens, out, width, length, pages, k); });
+}
+"""
+
 LOGITS = """
 extern "C" void run(const void* query, const float* gates, const unsigned char* keys,
                     const int* table, const int* rows, const int* lens, float* out, int batch,
@@ -95,13 +103,24 @@ def picked(run: Call, logits: Tensor, pages: Tensor, rows: Tensor, lens: Tensor,
     return out
 
 
-@pytest.mark.parametrize("k", [1, 64, 300])
-@pytest.mark.parametrize("kind", ["random", "ties", "special", "equal", "one", "denormal"])
-def test_topk_takes_the_best_and_of_equals_the_lowest_positions(
-    topk: Call, kind: str, k: int
-) -> None:
+@pytest.fixture(scope="module", params=[(128, 5, 0), (288, 3, 1), (640, 1, 1)], ids=str)
+def short(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Call:
+    """By so many threads, fours of each, and by vectors or not."""
+    threads, fours, vector = request.param
+    constants = {"THREADS": threads, "FOURS": fours, "PAGE": 16, "VECTOR": vector}
+    return built(tmp_path_factory.mktemp("built"), "topk_short", SHORT, constants)
+
+
+KINDS = pytest.mark.parametrize(
+    "kind", ["random", "ties", "special", "equal", "one", "denormal", "near"]
+)
+
+
+def takes_the_best(run: Call, kind: str, k: int) -> None:
     pages = draw_pages(k, batch=2, width=3, columns=150, size=16)
     logits = draw(7, 2, 3, pages.length)
+    if kind == "near":
+        logits = 1 + logits / 8192  # many that begin with the same 12 bits
     if kind == "ties":
         logits = (logits * 2).round() / 2  # few values, both zeros among them
     if kind == "special":
@@ -116,9 +135,23 @@ def test_topk_takes_the_best_and_of_equals_the_lowest_positions(
     if kind == "denormal":
         logits = logits * 1e-42
     lens = ints(pages.length, 1100, k, 0, k + 1, pages.length - 3).view(2, 3)
-    found = picked(topk, logits, pages.table, pages.rows, lens, k)
+    found = picked(run, logits, pages.table, pages.rows, lens, k)
     args = (logits, pages.table, pages.rows, lens, 16, k)
     assert torch.equal(found, SPECIFICATIONS["topk_slots"](*args))
+
+
+@pytest.mark.parametrize("k", [1, 64, 300])
+@KINDS
+def test_topk_takes_the_best_and_of_equals_the_lowest_positions(
+    topk: Call, kind: str, k: int
+) -> None:
+    takes_the_best(topk, kind, k)
+
+
+@pytest.mark.parametrize("k", [1, 64, 300, 1150])
+@KINDS
+def test_one_block_s_registers_take_the_same(short: Call, kind: str, k: int) -> None:
+    takes_the_best(short, kind, k)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +188,18 @@ def test_index_logits_agree_up_to_rounding(
         assert off <= 2e-5 * expected[seen].abs().max()
         if skip == 0:
             assert torch.equal(out.isneginf(), expected.isneginf())
+
+
+@pytest.mark.parametrize("kind", ["equal", "near"])
+def test_topk_counts_again_what_no_list_has_room_for(topk: Call, kind: str) -> None:
+    pages = draw_pages(3, batch=1, width=1, columns=1100, size=16)
+    logits = 1 + draw(7, 1, 1, pages.length) / 8192
+    if kind == "equal":
+        logits = torch.ones_like(logits)
+    lens = ints(pages.length).view(1, 1)
+    found = picked(topk, logits, pages.table, pages.rows, lens, 700)
+    args = (logits, pages.table, pages.rows, lens, 16, 700)
+    assert torch.equal(found, SPECIFICATIONS["topk_slots"](*args))
 
 
 UNION = """

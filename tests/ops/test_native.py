@@ -141,8 +141,25 @@ def test_blocks_of_a_row_follow_scores_and_multiprocessors() -> None:
     assert plan(1, 4096, 132)[0] == 2
     assert plan(8, 131072, 132) == (8, 1024)
     assert plan(32, 32768, 132) == (4, 512)
+    assert plan(32, 131072, 132) == (3, 1024)
     assert plan(4096, 32768, 132) == (1, 1024)
     assert plan(4096, 1 << 20, 132)[0] == 8
+
+
+def test_short_rows_have_a_place_for_every_score() -> None:
+    module: Any = importlib.import_module("freewheel.ops.cuda.short_selection")
+    assert module.plan_of(64) == (128, 1)
+    assert module.plan_of(4096) == (1024, 1)
+    assert module.plan_of(4608) == (576, 2)
+    for length in (16, 1000, 2560, 5000, module.MOST_SCORES):
+        threads, fours = module.plan_of(length)
+        assert module.is_short(1, length, 64)
+        assert length <= 4 * threads * fours
+        assert threads % 32 == 0
+        assert module.shared_of(threads, fours, module.MOST_SCORES) <= native.SHARED
+    assert not module.is_short(1, module.MOST_SCORES + 64, 64)
+    assert not module.is_short(module.MOST_QUERIES + 1, 64, 64)
+    assert not module.is_short(1, 64, 2)
 
 
 def test_every_number_of_queries_has_a_plan_that_fits() -> None:

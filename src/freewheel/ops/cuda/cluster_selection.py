@@ -33,7 +33,9 @@ def _units(device: int) -> int:
 def plan_of(queries: int, length: int, units: int) -> tuple[int, int]:
     """(blocks of a row, threads of a block).
 
-    Blocks: a power of two, as many as there are multiprocessors for, and scores to share.
+    Blocks: a power of two, as many as there are multiprocessors for, and scores to share. Three in
+    place of four where every multiprocessor would have to have one: clusters lie within groups of
+    16 to 18 multiprocessors, which some clusters of four would wait for.
     """
     each = SCORES_OF_FEW_ROWS if queries <= FEW_ROWS else SCORES
     useful = min(triton.cdiv(length, each), units // queries)
@@ -41,7 +43,9 @@ def plan_of(queries: int, length: int, units: int) -> tuple[int, int]:
     blocks = 1
     while blocks < BLOCKS and (blocks * 2 <= useful or blocks < needed):
         blocks *= 2
-    return blocks, 512 if triton.cdiv(length, blocks) <= 8192 else 1024
+    threads = 512 if triton.cdiv(length, blocks) <= 8192 else 1024
+    crowded = threads == 1024 and 7 * units < 8 * blocks * queries <= 8 * units
+    return 3 if crowded and blocks == 4 else blocks, threads
 
 
 def select_by_cluster(

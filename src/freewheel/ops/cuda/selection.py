@@ -8,7 +8,7 @@ it the lowest positions, in ascending order. Longer rows: `long_selection`. No s
 results do not depend on the order in which anything ran.
 
 That is what runs where CUDA C++ cannot be compiled (`native.lacking`); elsewhere
-`cluster_selection`, which gives the same bits.
+`short_selection` and `cluster_selection`, which give the same bits.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from freewheel.ops.cuda.cluster_selection import select_by_cluster
 from freewheel.ops.cuda.long_selection import select_long
 from freewheel.ops.cuda.native import lacking
 from freewheel.ops.cuda.ordering import find_threshold, ordered_key, write_slots
+from freewheel.ops.cuda.short_selection import is_short, select_short
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
 __all__ = ["DEEPEST", "LANES", "MOST", "ordered_key", "topk_slots"]
@@ -86,7 +87,9 @@ def topk_slots(
         return out
     logits, kv_lens = logits.contiguous(), kv_lens.contiguous()
     if logits.is_cuda and lacking() is None:
-        select_by_cluster(logits, page_table, rows, kv_lens, page_size, out)
+        is_own = is_short(batch * width, length, page_size)
+        select = select_short if is_own else select_by_cluster
+        select(logits, page_table, rows, kv_lens, page_size, out)
         return out
     if length > LANES * DEEPEST:
         select_long(logits, page_table, rows, kv_lens, page_size, out)

@@ -3,10 +3,10 @@
 //
 // A block keeps its part of the row in shared memory, as integers of the scores' order, and counts
 // them by their upper 12 bits. Blocks read one another's counts, so each finds by itself in which
-// bin the k-th best score lies, and how many scores of earlier blocks are above it. The same again
-// among that bin by 12 more bits, and by the last 8, unless the bin is wanted whole. A block that
-// has a row to itself compares a few keys directly. Then the place of every score that is kept is
-// known: nothing depends on the order in which anything ran.
+// bin the k-th best score lies, and how many scores of earlier blocks are above it. What is in that
+// bin is listed, and counted by 12 more bits, and by the last 8, unless a bin is wanted whole. A
+// block that has a row to itself compares a few keys directly. Then the place of every score that is
+// kept is known: nothing depends on the order in which anything ran.
 //
 // Constants: THREADS a block, CLUSTER blocks a row, PAGE positions a page, VECTOR (rows begin at 16
 // bytes and are a multiple of them long). `held`: scores of a block whose keys fit, a multiple of 4.
@@ -17,6 +17,9 @@
 #define RUN 128    // neighbouring scores that a warp looks at together, four a lane
 #define BATCH 4    // runs of a warp that are loaded at once
 #define FEW 32     // keys that are compared directly
+#define LAST_BINS 256
+#define LISTED (BINS - LAST_BINS)  // keys of a block that its list has room for
+#define WORTH 8192  // keys of a block from which a list is faster than another look at all
 
 struct Keys { unsigned of[4]; };
 
@@ -131,15 +134,43 @@ struct Search {
   int above_before, inside_before;  // above them, and of them, in earlier blocks
 };
 
-// Count the part's keys that begin with the prefix by the `bits` above `shift`.
+// A key of the list: its lower 20 bits, and above them the warp whose it is.
+__device__ inline unsigned listed_key(unsigned entry, unsigned bin) {
+  return bin << 20 | (entry & 0xfffff);
+}
+
+// How many of the lane's keys are above the bin; those in it go to `entries`.
+__device__ inline int list_bin(const Part& part, unsigned bin, int* listed, unsigned* entries,
+                               int begin, int end) {
+  int above = 0;
+  auto look = [&](const Keys& keys) {
+    for (int i = 0; i < 4; i++) above += keys.of[i] >> 20 > bin;
+    for (int i = 0; i < 4; i++)
+      if (keys.of[i] >> 20 == bin)
+        entries[next_of(listed)] = (keys.of[i] & 0xfffff) | (unsigned)warp() << 20;
+  };
+  int at = begin + 4 * lane(), held = min(end, part.held);
+#pragma unroll 4
+  for (; at < held; at += RUN) {
+    uint4 four = *(const uint4*)(part.keys + at);
+    look(Keys{{four.x, four.y, four.z, four.w}});
+  }
+  for (; at < end; at += RUN) look(keys_at(part, at));
+  return above;
+}
+
+// Count the keys that begin with the prefix by the `bits` above `shift`: those listed, or the part's.
 template <int shift, int bits>
-__device__ inline void count_bins(const Part& part, int* counts, unsigned prefix, int begin,
-                                  int end) {
+__device__ inline void count_bins(const Part& part, const unsigned* entries, int listed,
+                                  unsigned bin, int* counts, unsigned prefix, int begin, int end) {
+  auto count = [&](unsigned key) {
+    if (key >> (shift + bits) == prefix) count_one(counts + (key >> shift & ((1 << bits) - 1)));
+  };
+  for (int at = thread(); at < listed; at += THREADS) count(listed_key(entries[at], bin));
+  if (listed >= 0) return;
   for (int at = begin + 4 * lane(); at < end; at += RUN) {
     Keys keys = keys_at(part, at);
-    for (int i = 0; i < 4; i++)
-      if (keys.of[i] >> (shift + bits) == prefix)
-        count_one(counts + (keys.of[i] >> shift & ((1 << bits) - 1)));
+    for (int i = 0; i < 4; i++) count(keys.of[i]);
   }
 }
 
@@ -147,7 +178,9 @@ __device__ inline void count_bins(const Part& part, int* counts, unsigned prefix
 __device__ inline void narrow(int* counts, int* groups, Search* search, int rank, int bits) {
   block_sync();
   for (int group = warp(); group < GROUPS; group += WARPS) {
-    int2 pair = *(const int2*)(counts + group * (BINS / GROUPS) + 2 * lane());
+    int2 pair = make_int2(0, 0);
+    if (group * (BINS / GROUPS) < 1 << bits)
+      pair = *(const int2*)(counts + group * (BINS / GROUPS) + 2 * lane());
     int sum = warp_sum(pair.x + pair.y);
     if (lane() == 0) groups[group] = sum;
   }
@@ -172,20 +205,14 @@ __device__ inline void narrow(int* counts, int* groups, Search* search, int rank
   block_sync();
 }
 
-// The prefix of all 32 bits, of a search that has at most FEW keys left, `left` bits below those
-// known. `list`: room for a counter, which is 0, and for the keys.
-__device__ inline Search compare_few(const Part& part, const Search& search, int left, int* list,
-                                     int begin, int end) {
-  unsigned* found = (unsigned*)list + 1;
-  for (int at = begin + 4 * lane(); at < end; at += RUN) {
-    Keys keys = keys_at(part, at);
-    for (int i = 0; i < 4; i++)
-      if (keys.of[i] >> left == search.prefix) found[next_of(list)] = keys.of[i];
-  }
-  block_sync();
-  unsigned own = lane() < search.inside ? found[lane()] : 0;
+// The prefix of all 32 bits, of a search that has at most FEW keys left, all of them listed.
+__device__ inline Search compare_few(const Search& search, const unsigned* entries) {
+  unsigned own = lane() < search.inside ? listed_key(entries[lane()], search.prefix) : 0;
   int greater = 0, equal = 0;
-  for (int i = 0; i < search.inside; i++) greater += found[i] > own, equal += found[i] == own;
+  for (int i = 0; i < search.inside; i++) {
+    unsigned other = listed_key(entries[i], search.prefix);
+    greater += other > own, equal += other == own;
+  }
   bool is_last = lane() < search.inside && greater < search.wanted &&
                  search.wanted <= greater + equal;
   int source = first_one(lanes_with(is_last));
@@ -248,22 +275,23 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THR
 topk_slots(const float* logits, const int* table, const int* rows, const int* kv_lens, int* out,
            int width, int length, int pages, int k, int held) {
   SHARED_SPACE(space);
-  int* counts = (int*)space;               // [3, BINS]
+  int* counts = (int*)space;               // [2, BINS], then [LAST_BINS]
+  unsigned* entries = (unsigned*)counts + 2 * BINS + LAST_BINS;  // [LISTED]
   int* groups = counts + 3 * BINS;         // [3, GROUPS]
   int* warps_above = groups + 3 * GROUPS;  // [32]
   int* warps_tied = warps_above + 32;      // [32]
-  int* list = warps_tied + 32;             // [1 + FEW]
-  Search* common = (Search*)(list + 1 + FEW);
-  int* kept = list + 48;                   // [k]
+  int* listed = warps_tied + 32;           // [1]
+  Search* common = (Search*)(listed + 1);
+  int* kept = listed + 48;                 // [k]
   Part part;
   part.keys = (unsigned*)(kept + (k + 3) / 4 * 4);  // [held]
   part.held = held;
   int* own_pages = (int*)part.keys + held;          // of the part
 
-  for (int at = 4 * thread(); at < 3 * BINS; at += 4 * THREADS)
+  for (int at = 4 * thread(); at < 2 * BINS + LAST_BINS; at += 4 * THREADS)
     *(int4*)(counts + at) = make_int4(0, 0, 0, 0);
   if (thread() < 32) warps_above[thread()] = warps_tied[thread()] = 0;
-  if (thread() == 0) *common = Search{0, k, 0, 0, 0}, *list = 0;
+  if (thread() == 0) *common = Search{0, k, 0, 0, 0}, *listed = 0;
   int query = block() / CLUSTER, rank = block() % CLUSTER, base = warp() * RUN;
   const float* row = logits + (long long)query * length;
   Runs runs;
@@ -300,21 +328,31 @@ topk_slots(const float* logits, const int* table, const int* rows, const int* kv
   int share = ((part.count + WARPS - 1) / WARPS + RUN - 1) / RUN * RUN;
   int begin = warp() * share, end = min(begin + share, part.count);
   narrow(counts, groups, common, rank, 12);
-  int left = 20;
-  if (common->inside != common->wanted && (CLUSTER > 1 || common->inside > FEW)) {
-    count_bins<8, 12>(part, counts + BINS, common->prefix, begin, end);
-    narrow(counts + BINS, groups + GROUPS, common, rank, 12);
-    left = 8;
-    if (common->inside != common->wanted && (CLUSTER > 1 || common->inside > FEW)) {
-      count_bins<0, 8>(part, counts + 2 * BINS, common->prefix, begin, end);
-      narrow(counts + 2 * BINS, groups + 2 * GROUPS, common, rank, 8);
-      left = 0;
+  int left = 20, bin = (int)common->prefix, above = 0, count = -1;  // count: of what is listed
+  if (common->inside != common->wanted) {
+    bool is_worth = CLUSTER == 1 || part.count >= WORTH;
+    if (is_worth && counts[bin] <= LISTED) {
+      above = list_bin(part, bin, listed, entries, begin, end);
+      above = warp_sum(above);
+      if (lane() == 0) warps_above[warp()] = above;
+      block_sync();
+      count = *listed;
+    }
+    if (CLUSTER > 1 || common->inside > FEW) {
+      count_bins<8, 12>(part, entries, count, bin, counts + BINS, common->prefix, begin, end);
+      narrow(counts + BINS, groups + GROUPS, common, rank, 12);
+      left = 8;
+      if (common->inside != common->wanted) {
+        count_bins<0, 8>(part, entries, count, bin, counts + 2 * BINS, common->prefix, begin, end);
+        narrow(counts + 2 * BINS, groups + 2 * GROUPS, common, rank, 8);
+        left = 0;
+      }
     }
   }
   if (CLUSTER > 1) cluster_arrive();  // nobody's counts are read any more
   Search search = *common;
-  if (CLUSTER == 1 && left && search.inside != search.wanted) {
-    search = compare_few(part, search, left, list, begin, end);
+  if (CLUSTER == 1 && left == 20 && search.inside != search.wanted) {
+    search = compare_few(search, entries);
     left = 0;
   }
 
@@ -322,13 +360,22 @@ topk_slots(const float* logits, const int* table, const int* rows, const int* kv
   bool all_in = search.inside == search.wanted;
   unsigned threshold = (search.prefix << left) - all_in;
   int ties = all_in ? 0 : search.wanted;
-  int above = 0, tied = 0;
-  for (int at = begin + 4 * lane(); at < end; at += RUN) {
-    Keys keys = keys_at(part, at);
-    for (int i = 0; i < 4; i++) above += keys.of[i] > threshold, tied += keys.of[i] == threshold;
+  int tied = 0;
+  if (count >= 0) {
+    for (int at = thread(); at < count; at += THREADS) {
+      unsigned entry = entries[at], key = listed_key(entry, bin);
+      if (key > threshold) count_one(warps_above + (entry >> 20));
+      if (key == threshold) count_one(warps_tied + (entry >> 20));
+    }
+  } else {
+    above = 0;
+    for (int at = begin + 4 * lane(); at < end; at += RUN) {
+      Keys keys = keys_at(part, at);
+      for (int i = 0; i < 4; i++) above += keys.of[i] > threshold, tied += keys.of[i] == threshold;
+    }
+    above = warp_sum(above), tied = warp_sum(tied);
+    if (lane() == 0) warps_above[warp()] = above, warps_tied[warp()] = tied;
   }
-  above = warp_sum(above), tied = warp_sum(tied);
-  if (lane() == 0) warps_above[warp()] = above, warps_tied[warp()] = tied;
   block_sync();
   int first_above = search.above_before + (all_in ? search.inside_before : 0);
   int first_tied = all_in ? 0 : search.inside_before;
