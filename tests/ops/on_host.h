@@ -177,15 +177,51 @@ inline unsigned codes_of(float a, float b, float c, float d) {
   return code_of(a) | code_of(b) << 8 | code_of(c) << 16 | code_of(d) << 24;
 }
 
-// Copies are over when they begin.
+// Copies are over when they begin. An arrival: how many make a turn, how many are still to come,
+// and in the upper half the turns that are over.
 typedef unsigned long long Arrival;
-inline void open_arrival(Arrival*) {}
+inline void open_counted(Arrival* arrival, int count) { *arrival = count | count << 16; }
+inline void open_arrival(Arrival* arrival) { open_counted(arrival, 1); }
+inline void arrive(Arrival* arrival) {
+  bool last = (*arrival >> 16 & 0xffff) == 1;
+  if (!last) *arrival -= 1 << 16;
+  else *arrival = (*arrival & 0xffff) * 0x10001 | ((*arrival >> 32) + 1) << 32;
+}
 inline void publish() {}
-inline void expect(Arrival*, int) {}
+inline void expect(Arrival* arrival, int) { arrive(arrival); }
 inline void copy_in(void* to, const void* from, int bytes, Arrival*) { memcpy(to, from, bytes); }
-inline void await(Arrival*, int) {}
+inline void await(Arrival* arrival, int turn) {
+  while ((*arrival >> 32 & 1) == (turn & 1)) pass();
+}
+inline unsigned shared_address(const void* p) { return (unsigned)(uintptr_t)p; }
+
+// A tensor of bytes: what the driver is told of one. What lies outside of it is zero.
+struct Map {
+  const unsigned char* start;
+  unsigned long long sizes[5], strides[5];
+  unsigned box[5];
+};
+#define MAP_PARAMETER const Map&
+inline void fetch_map(const Map&) {}
+inline void copy_box(void* to, const Map& map, int a, int b, int c, int d, int e, Arrival*) {
+  int from[5] = {a, b, c, d, e};
+  unsigned long long at[5], line = 0;
+  for (at[4] = 0; at[4] < map.box[4]; at[4]++)
+    for (at[3] = 0; at[3] < map.box[3]; at[3]++)
+      for (at[2] = 0; at[2] < map.box[2]; at[2]++)
+        for (at[1] = 0; at[1] < map.box[1]; at[1]++, line++)
+          for (at[0] = 0; at[0] < map.box[0]; at[0]++) {
+            bool inside = true;
+            unsigned long long offset = 0;
+            for (int i = 0; i < 5; i++)
+              inside &= from[i] + at[i] < map.sizes[i],
+                  offset += (from[i] + at[i]) * map.strides[i];
+            uintptr_t place = (uintptr_t)to + line * 128 + at[0];
+            *(unsigned char*)(place ^ (place >> 7 & 7) << 4) = inside ? map.start[offset] : 0;
+          }
+}
 inline Gathered& own_rows() {
-  return now->rows[((block() - now->first) * now->per_block + thread()) / 128];
+  return now->rows[(block() - now->first) * ((now->per_block + 127) / 128) + thread() / 128];
 }
 inline void group_sync(int) { meet(own_rows().barrier); }
 static int column_bytes;
@@ -196,6 +232,31 @@ inline unsigned long long columns_at(const void* start, int row_bytes) {
 inline void open_products() {}
 inline void close_products() {}
 template <int open, int n> void await_products(float (&)[n]) {}
+
+// Rows in swizzled lines of 128 bytes, and columns, both in shared memory.
+inline unsigned long long swizzled_at(const void* start) { return (uintptr_t)start >> 4; }
+inline float e4m3_at(uintptr_t place) {
+  static const std::vector<float> known = [] {
+    std::vector<float> all;
+    for (unsigned code = 0; code < 256; code++) all.push_back(e4m3(code));
+    return all;
+  }();
+  return known[*(const unsigned char*)place];
+}
+inline void multiply(float (&sums)[4], unsigned long long rows, unsigned long long columns,
+                     int more) {
+  for (int i = 0; i < 4; i++) {
+    int row = thread() % 128 / 32 * 16 + lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+    float sum = more ? sums[i] : 0;
+    for (int k = 0; k < 32; k++) {
+      uintptr_t place = (rows << 4) + row * 128 + k;
+      sum += e4m3_at(place ^ (place >> 7 & 7) << 4) *
+             e4m3_at((columns << 4) + k / 16 * 128 + column * 16 + k % 16);
+    }
+    sums[i] = sum;
+  }
+  meet(own_rows().barrier);
+}
 
 #ifdef FP8
 // The fragments of a matrix instruction, as the PTX ISA draws them for wgmma.
@@ -230,6 +291,17 @@ inline void wait_before() {}
 inline void let_next() {}
 inline uint4 read_once(const void* from) { return *(const uint4*)from; }
 inline int read_fresh(const int* from) { return *from; }
+inline uint4 read_fresh(const uint4* from) { return *from; }
+inline void add_arrival(int* counter) { ++*counter; }
+inline void await_arrivals(const int* counter, int count) {
+  while (*counter < count) pass();
+}
+struct Values { float of[4]; };
+inline Values values_of(unsigned codes) {
+  Values found;
+  for (int i = 0; i < 4; i++) found.of[i] = e4m3(codes >> 8 * i & 255);
+  return found;
+}
 inline int ones_in(unsigned bits) { return std::popcount(bits); }
 inline unsigned bytes_of(unsigned low, unsigned high, unsigned which) {
   unsigned long long both = low | (unsigned long long)high << 32;
@@ -295,8 +367,8 @@ inline void run_blocks(int blocks, int cluster, int threads, int bytes, std::fun
   own.per_block = threads;
   own.fibres.resize(cluster * threads);
   for (int i = 0; i < cluster; i++) {
-    memory.emplace_back(new char[bytes + 128]);
-    own.spaces.push_back((char*)(((uintptr_t)memory.back().get() + 127) / 128 * 128));
+    memory.emplace_back(new char[bytes + 1024]);
+    own.spaces.push_back((char*)(((uintptr_t)memory.back().get() + 1023) / 1024 * 1024));
   }
   for (own.first = 0; own.first < blocks; own.first += cluster) {
     own.inner.assign(cluster, {threads});

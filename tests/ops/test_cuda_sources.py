@@ -69,7 +69,7 @@ def built(folder: Path, name: str, entry: str, constants: dict[str, int]) -> Cal
     return ctypes.CDLL(str(library)).run
 
 
-def compile_for_hopper(name: str, constants: dict[str, int]) -> None:
+def compile_for_hopper(name: str, constants: dict[str, int], chip: str = "sm_90") -> None:
     """`sources/NAME.cu` without a card; skips the test where its compiler is missing."""
     pytest.importorskip("triton")
     nvrtc: Any = importlib.import_module("freewheel.ops.cuda.nvrtc")
@@ -80,7 +80,7 @@ def compile_for_hopper(name: str, constants: dict[str, int]) -> None:
     files = (*sorted(SOURCES.glob("*.cuh")), SOURCES / f"{name}.cu")
     text = "\n".join(file.read_text() for file in files)
     defined = (f"-D{word}={value}" for word, value in constants.items())
-    options = ("--gpu-architecture=sm_90", "--std=c++17", "-default-device", *defined)
+    options = (f"--gpu-architecture={chip}", "--std=c++17", "-default-device", *defined)
     assert compiler.compile(text, options).startswith(b"\x7fELF")
 
 

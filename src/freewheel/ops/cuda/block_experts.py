@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 experts: few tokens in three launches, more by tiles of each expert's own tokens.
+"""FP8 experts: few tokens by pairs of token and choice, more by tiles of each expert's own tokens.
 
-Error: projections as in `quantised`; what lies between the two is rounded once to the tokens'
-dtype, and so is the sum over experts.
+Up to four on Hopper in CUDA C++, in one launch, if sizes allow it; else in Triton, in three
+launches or four.
+
+Error: projections as in `joined_experts` or `quantised`; what lies between the two is rounded once
+to the tokens' dtype, and so is the sum over experts.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from torch import Tensor
 
 from freewheel.ops.clamped import clamped_silu_mul
 from freewheel.ops.cuda.few_block_experts import BlockWeights, few_block_experts, takes
+from freewheel.ops.cuda.joined_experts import joined_experts
+from freewheel.ops.cuda.joined_experts import takes as takes_joined
 from freewheel.ops.cuda.quantised import block_linear, uses_matrix_units
 from freewheel.ops.cuda.quantised_experts import STEP, takes_shared, tiled_block_experts
 from freewheel.ops.dense import silu_mul
@@ -41,6 +46,8 @@ def block_experts(
     own, behind = as_bytes(gate_up, gate_up_scale, down, down_scale), as_bytes(*shared)
     assert own is not None
     width = None if behind is None else behind.down.shape[1]
+    if takes_joined(x, own, ids, behind):
+        return joined_experts(x, own, ids, weights, limit, behind)
     if takes(ids.numel() // ids.shape[-1], down.shape[2], width):
         return few_block_experts(x, own, ids, weights, limit, behind, uses_matrix_units(x))
     fast, experts = uses_matrix_units(x), down.shape[0]

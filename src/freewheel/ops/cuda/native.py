@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -38,13 +38,10 @@ _SERIAL = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _launched: list[str] = []
 _left_out: list[dict[str, Kernel]] = []
 
-Argument = ctypes.c_void_p | ctypes.c_int | ctypes.c_float
+_ROW_OF_BOX = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+_LINES = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 
-LETTERS: dict[str, Callable[[Any], Argument]] = {
-    "p": ctypes.c_void_p,
-    "i": ctypes.c_int,
-    "f": ctypes.c_float,
-}
+Argument = ctypes.c_void_p | ctypes.c_int | ctypes.c_float | ctypes.Array[ctypes.c_uint64]
 
 
 class _Attribute(ctypes.Structure):
@@ -85,6 +82,43 @@ def _enter(device: int) -> None:
         _check(call.cuDeviceGet(ctypes.byref(handle), device))
         _check(call.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle))
         _check(call.cuCtxSetCurrent(context))
+
+
+class Boxes(NamedTuple):
+    """A tensor of bytes of which a kernel copies boxes: of five dimensions, innermost first.
+
+    Rows of a box have 128 bytes, and strides are multiples of 16 bytes but the first, which is 1.
+    """
+
+    address: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+
+@lru_cache(4096)
+def _map_of(boxes: Boxes) -> ctypes.Array[ctypes.c_uint64]:
+    """What the driver makes of `boxes`, for a kernel's parameter (cuTensorMapEncodeTiled)."""
+    room, found = (ctypes.c_uint64 * 24)(), (ctypes.c_uint64 * 16)()
+    start = ctypes.addressof(room)
+    start += -start % 64
+    long, short = ctypes.c_uint64 * 5, ctypes.c_uint32 * 5
+    code = _driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(start), 0, 5, ctypes.c_void_p(boxes.address), long(*boxes.sizes),
+        (ctypes.c_uint64 * 4)(*boxes.strides[1:]), short(*boxes.box), short(1, 1, 1, 1, 1),
+        0, _ROW_OF_BOX, _LINES, 0,
+    )  # fmt: skip
+    _check(code)
+    ctypes.memmove(found, start, 128)
+    return found
+
+
+LETTERS: dict[str, Callable[[Any], Argument]] = {
+    "p": ctypes.c_void_p,
+    "i": ctypes.c_int,
+    "f": ctypes.c_float,
+    "m": _map_of,
+}
 
 
 @cache
@@ -145,8 +179,8 @@ class Variant:
 class Kernel:
     """`sources/NAME.cu`, whose function is named NAME.
 
-    `arguments`: a letter each, p for a tensor, i for an int, f for a float. `chip`: the letter
-    behind the chip's number, for instructions that only that chip has.
+    `arguments`: a letter each, p for a tensor, i for an int, f for a float, m for boxes. `chip`:
+    the letter behind the chip's number, for instructions that only that chip has.
     """
 
     name: str
@@ -155,7 +189,12 @@ class Kernel:
     variants: dict[tuple[int, str], Variant] = field(default_factory=dict)
 
     def launch(
-        self, blocks: int, threads: int, shared: int, *given: torch.Tensor | float, **constants: int
+        self,
+        blocks: int,
+        threads: int,
+        shared: int,
+        *given: torch.Tensor | Boxes | float,
+        **constants: int,
     ) -> None:
         """Launch the variant of `constants`, on the current stream; `shared`: bytes a block."""
         data = json.dumps(constants, sort_keys=True)
