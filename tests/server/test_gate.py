@@ -320,6 +320,8 @@ def test_requests_are_sent_with_their_priority_in_the_name_of_their_key() -> Non
         ("/chat/completions/", "/v1/chat/completions"),
         ("/v1/ready", "/ready"),
         ("/get_server_info", "/version"),
+        ("/v1/responses/resp_1", "kept:"),
+        ("/v1/responses/resp_1/cancel", "kept:"),
     ],
 )
 def test_an_address_that_is_none_is_told_the_one_that_is_meant(

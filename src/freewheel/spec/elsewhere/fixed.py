@@ -54,6 +54,8 @@ ABSENT = {
     "web_search_options": "this server opens no connections; give a function as a tool",
     "prompt_cache_retention": "prompts are kept while there is room",
     "include": "an answer has all that there is: leave it out",
+    "top_logprobs": "log-probabilities are top_logprobs in a chat, logprobs in a completion and "
+    "top_logprobs_num in /generate",
     "max_tool_calls": "this server runs no tools of its own: its client counts their calls",
     "container": "this server runs no tools of its own",
     "mcp_servers": "this server opens no connections; give functions as tools",

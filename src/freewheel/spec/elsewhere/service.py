@@ -15,6 +15,12 @@ ADDRESSES: Section = (
         Row("/v1/chat/completions", "/v1/chat/completions", "/v1/chat/completions"),
         Row("", "/generate", "/generate", "SGLang's words, fields and figures"),
         Row("/v1/responses", "/v1/responses", "/v1/responses", "stateless"),
+        Row(
+            "/v1/responses/*",
+            "/v1/responses/*",
+            "",
+            "no answer is kept: each is whole, or streamed, where it was asked for",
+        ),
         Row("/v1/messages", "/v1/messages", "/v1/messages"),
         Row("/v1/models", "/v1/models", "/v1/models"),
         Row("/tokenize", "/tokenize", "/tokenize"),
