@@ -129,6 +129,33 @@ def test_a_token_s_bits_are_the_same_alone_and_in_company(source: Any) -> None:
         assert torch.equal(found(source, tuple(alone), 12)[0], together[token])
 
 
+def test_what_it_does_not_compute_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "lacking", lambda: None)
+    monkeypatch.setattr(module, "processors", lambda _: 132)
+
+    def taken(
+        tokens: int = 4, hidden: int = HIDDEN, width: int = WIDTH, at: int = 0, shared: int = WIDTH
+    ) -> bool:
+        def weights(lead: tuple[int, ...], width: int) -> Any:
+            up = torch.zeros(2 * width * hidden + at, dtype=torch.uint8)[at:]
+            up = up.view(1, 2 * width, hidden).expand(*lead, -1, -1) if lead else up
+            down = torch.zeros((*lead, hidden, width), dtype=torch.uint8)
+            return module.BlockWeights(up, torch.ones(1), down, torch.ones(1))
+
+        x = torch.zeros(1, tokens, hidden, dtype=torch.bfloat16)
+        ids = torch.zeros(1, tokens, TOP_K, dtype=torch.int32)
+        return module.takes(x, weights((2,), width), ids, weights((), shared))
+
+    assert taken() and taken(tokens=1) and taken(hidden=7168) and taken(shared=2 * WIDTH)
+    assert not taken(tokens=5)
+    assert not taken(hidden=HIDDEN + 256) and not taken(hidden=8704)
+    assert not taken(width=128) and not taken(width=768)
+    assert not taken(at=8)
+    assert not taken(shared=WIDTH + 128) and not taken(shared=9 * WIDTH)
+    monkeypatch.setattr(module, "lacking", lambda: "no compiler")
+    assert not taken()
+
+
 @pytest.mark.parametrize("hidden", [4096, 6144, 7168])
 def test_it_compiles_for_hopper(hidden: int) -> None:
     sizes = {"TOP_K": 8, "HIDDEN": hidden, "WIDTH": 256, "EXTRA": 1, "CLAMP": 1}

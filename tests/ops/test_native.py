@@ -36,6 +36,7 @@ class Driver:
     def __init__(self) -> None:
         self.launches = 0
         self.refuse = False
+        self.maps: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: int(self.refuse) * 200
@@ -47,6 +48,10 @@ class Driver:
     def cuGetErrorString(self, code: int, text: Any) -> int:
         text._obj.value = b"invalid image"
         return 0
+
+    def cuTensorMapEncodeTiled(self, place: Any, *_: Any) -> int:
+        self.maps.append(place.value)
+        return int(self.refuse) * 200
 
     def cuLaunchKernelEx(self, *_: Any) -> int:
         self.launches += 1
@@ -113,6 +118,21 @@ def test_a_refusal_of_the_driver_is_raised_with_its_words(driver: Driver) -> Non
     driver.refuse = True
     with pytest.raises(RuntimeError, match="invalid image"):
         native.Kernel("topk_slots", "p").launch(1, 32, 0, torch.zeros(1), CLUSTER=1)
+
+
+def test_boxes_are_described_to_the_driver_once_where_it_wants_them(driver: Driver) -> None:
+    native._map_of.cache_clear()
+    kernel, sizes = native.Kernel("topk_slots", "m"), (128, 8, 2, 4, 1)
+    for address in (4096, 4096, 8192):
+        boxes = native.Boxes(address, sizes, (1, 128, 1024, 2048, 8192), sizes)
+        kernel.launch(1, 32, 0, boxes, CLUSTER=1)
+    assert driver.launches == 3
+    assert len(driver.maps) == 2 and all(place % 64 == 0 for place in driver.maps)
+    native._map_of.cache_clear()
+    driver.refuse = True
+    with pytest.raises(RuntimeError, match="invalid image"):
+        kernel.launch(1, 32, 0, boxes, CLUSTER=1)
+    native._map_of.cache_clear()
 
 
 @pytest.mark.parametrize(("chip", "reason"), [((9, 0), None), ((11, 0), "no code for sm_110")])
