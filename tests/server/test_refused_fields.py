@@ -11,11 +11,12 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from freewheel.server.invalid import refusal_of
-from freewheel.server.native import NativeRequest
+from freewheel.server.native import NativeRequest, NativeSampling
 from freewheel.server.routes.chat import ChatRequest
 from freewheel.server.routes.completions import CompletionRequest
 from freewheel.server.routes.message_input import MessagesRequest
 from freewheel.server.routes.response_input import ResponsesRequest
+from freewheel.spec.elsewhere import requests
 from freewheel.spec.elsewhere.fixed import ABSENT, ONE_VALUE, reason_of
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -26,6 +27,7 @@ LEAST: dict[type[BaseModel], dict[str, Any]] = {
     MessagesRequest: {"model": "demo", "max_tokens": 4, "messages": HI},
     NativeRequest: {"text": "Hi"},
 }
+NATIVE_NAMES = requests.NATIVE
 CHAT, RESPONSES, NATIVE = ChatRequest, ResponsesRequest, NativeRequest
 
 
@@ -78,6 +80,19 @@ def test_what_is_absent_says_why_too() -> None:
                     f"{name}: is not a field that this server knows; {why}",
                 )
     assert reason_of([]) == "" and reason_of(["tools", "3", "type"]) == ONE_VALUE["tools.type"]
+
+
+@pytest.mark.parametrize("field", NATIVE_NAMES)
+def test_a_field_of_the_other_endpoints_is_told_the_one_of_generate(field: str) -> None:
+    path, message = refused(NATIVE, **{field: "a"})
+    assert path == field and message.endswith(f"; use {NATIVE_NAMES[field]}"), message
+    first, _, inside = NATIVE_NAMES[field].split()[0].rstrip(",").partition(".")
+    assert first in NativeRequest.model_fields
+    assert not inside or inside in NativeSampling.model_fields
+
+
+def test_a_seed_among_sampling_parameters_is_told_its_name() -> None:
+    assert refused(NATIVE, sampling_params={"seed": 3})[1].endswith("; use sampling_seed")
 
 
 def test_names_of_a_caller_are_taken_as_user_is() -> None:

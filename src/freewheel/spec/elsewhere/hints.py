@@ -161,6 +161,8 @@ def field_hint(name: str, known: Iterable[str] = (), inside: str = "") -> str:
     if (meant := requests.PLACES.get(".".join(place))) is not None:
         return f"use {meant}"
     row, there = FIELDS.find(name), list(known)
+    if "input_ids" in there and name in requests.NATIVE:
+        return f"use {requests.NATIVE[name]}"
     ours = [] if row is None else [one for one in row.ours.split() if one in there or not there]
     if row is not None and (ours or not row.ours):
         return f"use {' or '.join(ours)}" if ours else row.note

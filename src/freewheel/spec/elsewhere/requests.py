@@ -226,6 +226,7 @@ PLACES = {
     "response_format.name": "json_schema.name",
     "response_format.strict": "json_schema.strict",
     "response_format.description": "json_schema.description",
+    "sampling_params.seed": "sampling_seed",
     "tool_choice.function": "name, beside type",
     "tool_choice.allowed_tools": "mode and tools, beside type",
     "tool_choice.tools.function": "name, beside type",
@@ -235,3 +236,15 @@ PLACES = {
     "tool_choice.tools": "allowed_tools.tools",
 }
 """Fields one level too high, or too deep; without places in lists."""
+
+NATIVE = {
+    "prompt": "text",
+    "prompt_token_ids": "input_ids",
+    "max_tokens": "sampling_params.max_new_tokens",
+    "max_completion_tokens": "sampling_params.max_new_tokens",
+    "min_tokens": "sampling_params.min_new_tokens",
+    "seed": "sampling_params.sampling_seed",
+    "logprobs": "return_logprob and top_logprobs_num",
+    "messages": "text, or /v1/chat/completions",
+}
+"""What `/generate`, in SGLang's words, has for fields of the other addresses."""
