@@ -128,6 +128,14 @@ inline int from_lane(int value, int source) {
 }
 inline int lanes_behind(int value, int by) { return from_lane(value, min(lane() + by, 31)); }
 inline int lanes_before(int value, int by) { return from_lane(value, max(lane() - by, 0)); }
+inline unsigned warp_most(unsigned value) {
+  int all[32];
+  exchange(value, all);
+  unsigned most = 0;
+  for (int one : all) most = max(most, (unsigned)one);
+  return most;
+}
+inline unsigned warp_least(unsigned value) { return ~warp_most(~value); }
 inline int first_one(unsigned bits) { return std::countr_zero(bits); }
 inline void count_one(int* counter) { ++*counter; }
 inline void add_to(int* sum, int more) { *sum = (int)((unsigned)*sum + (unsigned)more); }

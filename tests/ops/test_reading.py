@@ -30,7 +30,11 @@ needs_kernels = pytest.mark.skipif(
     not HAS_GPU and os.environ.get("TRITON_INTERPRET") != "1",
     reason="needs a CUDA device, or TRITON_INTERPRET=1",
 )
-BODIES = {"block_add_rms_norm": ops.block_add_rms_norm, "wide_route": ops.wide_route}
+BODIES = {
+    "block_add_rms_norm": (ops.block_add_rms_norm, ops.add_norm_apart),
+    "wide_route": (ops.wide_route, ops.wide_route_apart),
+    "wide_route_best": (ops.wide_route_best, ops.wide_route_best_apart),
+}
 
 
 def call(name: str, tokens: tuple[int, int], inputs: int, dtype: torch.dtype) -> tuple[Any, ...]:
@@ -39,6 +43,8 @@ def call(name: str, tokens: tuple[int, int], inputs: int, dtype: torch.dtype) ->
         residual, norm = draw(3, *tokens, 136).to(dtype), draw(4, 136).to(dtype)
         return (x, *block_scaled(2, 136, inputs), residual, norm, 1e-6)
     weight = draw(2, 48, inputs) / inputs**0.5
+    if name == "wide_route_best":
+        return (x, weight, draw(3, 48) / 4, 6, 1.5)
     return (x, weight, draw(3, 48) / 4, 4, 2, 6, True, 2.5)
 
 
@@ -62,13 +68,16 @@ def test_the_kernel_adds_and_norms_as_its_steps_do(tokens: tuple[int, int], inpu
 
 
 @needs_kernels
+@pytest.mark.parametrize("name", ["wide_route", "wide_route_best"])
 @pytest.mark.parametrize(("tokens", "inputs"), [((1, 3), 300), ((2, 40), 640), ((5, 26), 1100)])
-def test_the_kernel_routes_by_the_sum_of_parts(tokens: tuple[int, int], inputs: int) -> None:
+def test_the_kernel_routes_by_the_sum_of_parts(
+    tokens: tuple[int, int], inputs: int, name: str
+) -> None:
     """Ids of the very logits that the parts add up to; no two are so close that order decides."""
     load_kernels("cuda")
-    args = call("wide_route", tokens, inputs, DTYPE)
-    weights, ids = IMPLEMENTATIONS["wide_route", "cuda"](*on_device(args))
-    expected = SPECIFICATIONS["wide_route"](*args)
+    args = call(name, tokens, inputs, DTYPE)
+    weights, ids = IMPLEMENTATIONS[name, "cuda"](*on_device(args))
+    expected = SPECIFICATIONS[name](*args)
     assert torch.equal(ids.cpu(), expected[1])
     torch.testing.assert_close(weights.cpu(), expected[0], rtol=1e-5, atol=1e-5)
 
@@ -76,9 +85,9 @@ def test_the_kernel_routes_by_the_sum_of_parts(tokens: tuple[int, int], inputs: 
 @pytest.mark.parametrize("name", list(BODIES))
 def test_one_op_is_its_steps_one_after_another(name: str) -> None:
     args = call(name, (2, 3), 300, torch.float32)
-    apart = {"block_add_rms_norm": ops.add_norm_apart, "wide_route": ops.wide_route_apart}[name]
     whole = SPECIFICATIONS[name](*args)
-    for found in (BODIES[name](*args), apart(*args)):
+    for body in BODIES[name]:
+        found = body(*args)
         for one, other in zip(found, whole, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
@@ -86,7 +95,7 @@ def test_one_op_is_its_steps_one_after_another(name: str) -> None:
 @pytest.mark.parametrize("name", list(BODIES))
 def test_in_fixed_blocks_a_token_s_bits_depend_on_no_other(name: str) -> None:
     args = call(name, (3, 9), 300, torch.float32)
-    body = BODIES[name]
+    body, _ = BODIES[name]
     with FixedBlocks():
         whole = body(*args)
         first = tuple(a[:1] if isinstance(a, Tensor) and a.shape[:2] == (3, 9) else a for a in args)
@@ -98,7 +107,7 @@ def test_in_fixed_blocks_a_token_s_bits_depend_on_no_other(name: str) -> None:
 @pytest.mark.parametrize("name", list(BODIES))
 def test_shapes_without_values_are_those_of_a_call(name: str) -> None:
     args = call(name, (2, 3), 300, torch.float32)
-    body = BODIES[name]
+    body, _ = BODIES[name]
     on_meta = tuple(a.to("meta") if isinstance(a, Tensor) else a for a in args)
     found, expected = trace_on_meta(body, *on_meta), body(*args)
     assert [(r.shape, r.dtype) for r in found] == [(r.shape, r.dtype) for r in expected]

@@ -47,12 +47,12 @@ class ClampedMoe:
 
     def __call__(self, x: Tensor, tokens: Tensor) -> Tensor:
         """[B, W, H] of x [B, W, H] and its tokens, int32 [B, W]."""
-        spec, logits = self.spec, self.router(x)
+        spec, router = self.spec, self.router
         if self.table is not None:
-            weights, ids = ops.route_by_token(logits, self.table, tokens, spec.scale)
+            weights, ids = ops.route_by_token(router(x), self.table, tokens, spec.scale)
         else:
             assert self.bias is not None
-            weights, ids = ops.route_best(logits, self.bias, spec.top_k, spec.scale)
+            weights, ids = ops.wide_route_best(x, router.weight, self.bias, spec.top_k, spec.scale)
         routed = self.experts(x, ids, weights)
         return routed if self.shared is None else routed + self.shared(x)
 

@@ -101,6 +101,8 @@ from freewheel.ops.reading import (
     block_add_rms_norm,
     wide_route,
     wide_route_apart,
+    wide_route_best,
+    wide_route_best_apart,
 )
 from freewheel.ops.registry import (
     FAKES,
@@ -228,6 +230,8 @@ __all__ = [
     "wide_linear",
     "wide_route",
     "wide_route_apart",
+    "wide_route_best",
+    "wide_route_best_apart",
     "window_attention",
     "window_slots",
     "write_draft",

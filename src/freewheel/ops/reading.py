@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from freewheel.ops.clamped import route_best
 from freewheel.ops.dense import add_rms_norm, route
 from freewheel.ops.linear import wide_linear
 from freewheel.ops.quantised import block_linear
@@ -83,3 +84,34 @@ def wide_route_apart(
 ) -> tuple[Tensor, Tensor]:
     """`wide_route` of the same arguments, by the ops that it is made of."""
     return route(wide_linear(x, weight), bias, n_group, topk_group, top_k, normalise, scale)
+
+
+def _fake_route_best(
+    x: Tensor, weight: Tensor, bias: Tensor, top_k: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    shape = (*x.shape[:-1], top_k)
+    return weight.new_empty(shape), weight.new_empty(shape, dtype=torch.int32)
+
+
+@op(
+    "wide_route_best(Tensor x, Tensor weight, Tensor bias, int top_k, float scale) "
+    "-> (Tensor, Tensor)",
+    fake=_fake_route_best,
+)
+def wide_route_best(
+    x: Tensor,  # [..., H]
+    weight: Tensor,  # float [E, H]  of the router
+    bias: Tensor,  # float [E]
+    top_k: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:  # float [..., top_k], int32 [..., top_k]
+    """`route_best` by the logits that `wide_linear` gives."""
+    logits = SPECIFICATIONS["wide_linear"](x, weight)
+    return SPECIFICATIONS["route_best"](logits, bias, top_k, scale)
+
+
+def wide_route_best_apart(
+    x: Tensor, weight: Tensor, bias: Tensor, top_k: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """`wide_route_best` of the same arguments, by the ops that it is made of."""
+    return route_best(wide_linear(x, weight), bias, top_k, scale)

@@ -53,6 +53,7 @@ _APART: dict[Any, Callable[..., Any]] = {
     ops.block_open_latents: ops.open_latents_apart,
     ops.block_add_rms_norm: ops.add_norm_apart,
     ops.wide_route: ops.wide_route_apart,
+    ops.wide_route_best: ops.wide_route_best_apart,
     ops.hyper_cross: ops.hyper_cross_apart,
     ops.all_reduce: ops.all_reduce_in_order,
     ops.scatter_sum: ops.scatter_sum_in_order,

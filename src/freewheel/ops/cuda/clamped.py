@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from freewheel.ops.cuda import routing
 from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.experts import PAIRS, Tile, _down, _sort_pairs, _sum_choices
 from freewheel.ops.registry import SPECIFICATIONS, implement
@@ -66,7 +67,10 @@ def route_best(logits: Tensor, bias: Tensor, top_k: int, scale: float) -> tuple[
         return SPECIFICATIONS["route_best"](logits, bias, top_k, scale)
     shape, experts = (*logits.shape[:-1], top_k), logits.shape[-1]
     weights, ids = logits.new_empty(shape), logits.new_empty(shape, dtype=torch.int32)
-    if ids.numel():
+    if bias.dtype == torch.float32 and ids.numel() and routing.serves(logits, experts, 1, top_k):
+        parts = logits.reshape(1, -1, experts)
+        routing.route_by_block(parts, bias, weights, ids, (1, 1), scale, True, True)
+    elif ids.numel():
         _route_best[(ids.numel() // top_k,)](
             logits.contiguous(), bias, weights, ids, scale, experts,
             TOP_K=top_k, BLOCK=triton.next_power_of_2(experts),

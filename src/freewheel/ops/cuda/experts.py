@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from freewheel.ops.cuda import routing
 from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.dense import silu_mul
 from freewheel.ops.cuda.few_experts import MOST_TOKENS, few_experts, shared_parts
@@ -123,7 +124,14 @@ def route_parts(
     (count, tokens, experts), shape = parts.shape, (*lead, top_k)
     weights = parts.new_empty(shape)
     ids = parts.new_empty(shape, dtype=torch.int32)
-    if ids.numel():
+    if not ids.numel():
+        return weights, ids
+    if bias.dtype == torch.float32 and routing.serves(parts, experts, n_group, top_k):
+        groups = (n_group, min(topk_group, n_group))
+        routing.route_by_block(
+            parts.contiguous(), bias, weights, ids, groups, scale, normalise, False
+        )
+    else:
         size = experts // n_group
         _route[(tokens,)](
             parts.contiguous(), bias, weights, ids, scale, experts, tokens * experts,

@@ -6,12 +6,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from freewheel.ops.cuda import routing
 from freewheel.ops.cuda.dense import norm_of_parts
 from freewheel.ops.cuda.experts import route_parts
 from freewheel.ops.cuda.linear import streams
 from freewheel.ops.cuda.quantised import Given, fill_parts, shares, tile_of
 from freewheel.ops.cuda.wide_products import wide_parts
-from freewheel.ops.reading import add_norm_apart, wide_route_apart
+from freewheel.ops.reading import add_norm_apart, wide_route_apart, wide_route_best_apart
 from freewheel.ops.registry import implement
 
 BLOCK = 128
@@ -52,3 +53,19 @@ def wide_route(
     if not kinds or weight.dtype != torch.float32 or not x.numel() or streams(x, weight):
         return wide_route_apart(x, weight, bias, *own)
     return route_parts(wide_parts(x, weight), x.shape[:-1], bias, *own)
+
+
+@implement("wide_route_best", "cuda")
+def wide_route_best(
+    x: Tensor, weight: Tensor, bias: Tensor, top_k: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    kinds = (x.dtype, weight.dtype, bias.dtype)
+    known = kinds == (torch.bfloat16, torch.float32, torch.float32) and x.numel() > 0
+    if not known or streams(x, weight) or not routing.serves(x, len(weight), 1, top_k):
+        return wide_route_best_apart(x, weight, bias, top_k, scale)
+    shape = (*x.shape[:-1], top_k)
+    weights, ids = weight.new_empty(shape), weight.new_empty(shape, dtype=torch.int32)
+    routing.route_by_block(
+        wide_parts(x, weight), bias, weights, ids, (1, 1), scale, True, True
+    )
+    return weights, ids

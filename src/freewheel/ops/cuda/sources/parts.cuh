@@ -79,3 +79,7 @@ __device__ inline unsigned codes_of(float a, float b, float c, float d) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(d), "f"(c));
   return low | (unsigned)high << 16;
 }
+
+// The highest and the lowest of what the warp's lanes gave.
+__device__ inline unsigned warp_most(unsigned value) { return __reduce_max_sync(~0u, value); }
+__device__ inline unsigned warp_least(unsigned value) { return __reduce_min_sync(~0u, value); }
