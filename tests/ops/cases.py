@@ -152,7 +152,8 @@ def _attention(name: str, of: Sizes) -> tuple[Any, ...]:
         logits = of.draw(4, *of.lead, pages.length, dtype=of.wide)
         return logits, pages.table, pages.rows, pages.kv_lens, 4, 6
     slots = draw_slots(of.seed, pages, 7, of.width)
-    return of.draw(5, *of.lead, 4, 24), of.draw(6, pages.count, 4, 24), slots, 0.2, 16
+    values = of.draw(7, 4, 16, 12) if name == "sparse_mla_values" else 16
+    return of.draw(5, *of.lead, 4, 24), of.draw(6, pages.count, 4, 24), slots, 0.2, values
 
 
 def _store(name: str, of: Sizes) -> tuple[Any, ...]:
@@ -207,7 +208,7 @@ def _dense(name: str, of: Sizes) -> tuple[Any, ...]:
 
 
 CASES: dict[str, Callable[[str, Sizes], tuple[Any, ...]]] = {
-    **dict.fromkeys(("index_logits", "topk_slots", "sparse_mla"), _attention),
+    **dict.fromkeys(("index_logits", "topk_slots", "sparse_mla", "sparse_mla_values"), _attention),
     **dict.fromkeys(("store_latent", "store_index_key"), _store),
     **dict.fromkeys(
         ("norm_latents", "index_queries", "absorb_query", "place_queries", "expand_values"),

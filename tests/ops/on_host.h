@@ -157,6 +157,10 @@ inline int2 pair_of_block(const int* own, int rank) {
   auto offset = (const char*)own - now->spaces[block() - now->first];
   return *(const int2*)(now->spaces[rank] + offset);
 }
+inline float4 four_of_block(const float* own, int rank) {
+  auto offset = (const char*)own - now->spaces[block() - now->first];
+  return *(const float4*)(now->spaces[rank] + offset);
+}
 
 inline float value_of(unsigned bits) { return std::bit_cast<float>(bits); }
 inline float relu(float x) { return x < 0 ? 0 : x; }

@@ -73,6 +73,7 @@ def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 MATRIX_OPS = (
     "index_logits",
     "sparse_mla",
+    "sparse_mla_values",
     "grouped_experts",
     "absorb_query",
     "place_queries",
@@ -221,6 +222,21 @@ def test_sparse_attention_agrees_over_several_parts(
     slots[slots == 0] = -1
     for fixed in (False, True):
         check("sparse_mla", (query, latent, slots, 0.2, value, fixed), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "heads", "lanes"), [(2, 16, 300), (9, 8, 150), (17, 16, 40)])
+def test_values_of_what_is_attended_to_agree(
+    width: int, heads: int, lanes: int, dtype: torch.dtype
+) -> None:
+    """By runs that are joined as they are projected, by one run, and by too many queries for it."""
+    latent, query = draw(1, 12, 16, 576).to(dtype), draw(2, 2, width, heads, 576).to(dtype)
+    slots = torch.randint(1, 192, (2, width, lanes), generator=generator(3), dtype=torch.int32)
+    slots[0, 0, 10:] = -1
+    slots[1, 1] = -1
+    latent.view(-1, 576)[0] = float("nan")
+    up = (draw(4, heads, 512, 128) / 512**0.5).to(dtype)
+    check("sparse_mla_values", (query, latent, slots, 0.05, up), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

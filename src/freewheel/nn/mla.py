@@ -65,8 +65,7 @@ class SparseMla:
             )  # [B, W, heads, kv_lora + rope]
         assert slots is not None, "a layer without an indexer stands above one that has"
         place = (view.page_tables[HISTORY], view.rows)
-        mixed = latent.attend(query, slots, spec.scale, spec.kv_lora_rank, *place)
-        return ops.expand_values(mixed, self.value_up), slots
+        return latent.attend(query, slots, spec.scale, self.value_up, *place), slots
 
     def project(
         self, x: Tensor, latent: Latents, view: StepView

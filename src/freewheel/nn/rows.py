@@ -32,11 +32,11 @@ class Latents(Protocol):
         query: Tensor,
         slots: Tensor,
         scale: float,
-        value_dim: int,
+        value_up: Tensor,
         table: Tensor,
         rows: Tensor,
     ) -> Tensor:
-        """`ops.sparse_mla` over slots in the pages of `rows` of `table`."""
+        """`ops.sparse_mla_values` over slots in the pages of `rows` of `table`."""
         ...
 
 
@@ -105,12 +105,12 @@ class PlainLatents:
         query: Tensor,
         slots: Tensor,
         scale: float,
-        value_dim: int,
+        value_up: Tensor,
         table: Tensor,
         rows: Tensor,
     ) -> Tensor:
-        own = (query, self.tensor, slots, scale, value_dim)
-        return ops.sparse_mla(*own, page_table=table, rows=rows)
+        own = (query, self.tensor, slots, scale, value_up)
+        return ops.sparse_mla_values(*own, page_table=table, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,13 @@ class Fp8Latents:
         query: Tensor,
         slots: Tensor,
         scale: float,
-        value_dim: int,
+        value_up: Tensor,
         table: Tensor,
         rows: Tensor,
     ) -> Tensor:
         del table, rows  # each query reads its own keys
-        return ops.fp8_sparse_mla(query, self.tensor, slots, scale, value_dim)
+        mixed = ops.fp8_sparse_mla(query, self.tensor, slots, scale, value_up.shape[1])
+        return ops.expand_values(mixed, value_up)
 
 
 @dataclass(frozen=True)

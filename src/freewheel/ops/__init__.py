@@ -78,6 +78,8 @@ from freewheel.ops.latents import (
     index_queries,
     norm_latents,
     place_queries,
+    sparse_mla_values,
+    values_apart,
 )
 from freewheel.ops.linear import wide_linear
 from freewheel.ops.openings import block_open_latents, open_latents_apart
@@ -217,6 +219,7 @@ __all__ = [
     "silu_mul",
     "sink_attention",
     "sparse_mla",
+    "sparse_mla_values",
     "split_embedding",
     "store_entries",
     "store_index_key",
@@ -227,6 +230,7 @@ __all__ = [
     "sum_pages",
     "sum_tokens",
     "topk_slots",
+    "values_apart",
     "wide_linear",
     "wide_route",
     "wide_route_apart",

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freewheel.ops.attention import sparse_mla
 from freewheel.ops.dense import angles_at, normalise_rms, rotate, wide
 from freewheel.ops.registry import SPECIFICATIONS, op
 
@@ -163,3 +164,40 @@ def expand_values(
     """Each head's mixture of latents through its up-projection of values, side by side."""
     values = torch.einsum("bwhc,hcv->bwhv", wide(mixed), wide(value_up))
     return values.flatten(2).to(mixed.dtype)
+
+
+@op(
+    "sparse_mla_values(Tensor query, Tensor latent, Tensor slots, float scale, Tensor value_up, "
+    "Tensor? page_table=None, Tensor? rows=None) -> Tensor",
+    fake=lambda query, latent, slots, scale, up, *_: query.new_empty(
+        (*query.shape[:2], up.shape[0] * up.shape[2])
+    ),
+)
+def sparse_mla_values(
+    query: Tensor,  # [B, W, H, D]
+    latent: Tensor,  # [n_pages, page_size, D]
+    slots: Tensor,  # int32 [B, W, K]
+    scale: float,
+    value_up: Tensor,  # [H, C, V]
+    page_table: Tensor | None = None,  # int32 [R, P]
+    rows: Tensor | None = None,  # int32 [B]
+) -> Tensor:  # [B, W, H * V]
+    """`expand_values` of what `sparse_mla` gives of the same arguments, rounded in between."""
+    place = {"page_table": page_table, "rows": rows}
+    mixed = SPECIFICATIONS["sparse_mla"](query, latent, slots, scale, value_up.shape[1], **place)
+    return SPECIFICATIONS["expand_values"](mixed, value_up)
+
+
+def values_apart(
+    query: Tensor,
+    latent: Tensor,
+    slots: Tensor,
+    scale: float,
+    value_up: Tensor,
+    page_table: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """`sparse_mla_values` of the same arguments, by the ops that it is made of."""
+    rank = value_up.shape[1]
+    mixed = sparse_mla(query, latent, slots, scale, rank, page_table=page_table, rows=rows)
+    return expand_values(mixed, value_up)

@@ -52,6 +52,7 @@ _BY_TOKEN: dict[Any, tuple[int, ...]] = {
 _APART: dict[Any, Callable[..., Any]] = {
     ops.block_open_latents: ops.open_latents_apart,
     ops.block_add_rms_norm: ops.add_norm_apart,
+    ops.sparse_mla_values: ops.values_apart,
     ops.wide_route: ops.wide_route_apart,
     ops.wide_route_best: ops.wide_route_best_apart,
     ops.hyper_cross: ops.hyper_cross_apart,

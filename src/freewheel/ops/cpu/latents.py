@@ -9,7 +9,7 @@ from torch import Tensor
 from freewheel.ops.cpu.cache import store_index_key, store_latent
 from freewheel.ops.cpu.dense import rms_norm, rope, turned_halves
 from freewheel.ops.dense import wide
-from freewheel.ops.latents import angles_of_heads
+from freewheel.ops.latents import angles_of_heads, values_apart
 from freewheel.ops.registry import implement
 
 
@@ -94,3 +94,6 @@ def expand_values(mixed: Tensor, value_up: Tensor) -> Tensor:
     by_head = wide(mixed).flatten(0, 1).transpose(0, 1)  # [H, N, C]
     values = torch.bmm(by_head, wide(value_up)).transpose(0, 1)  # [N, H, V]
     return values.reshape(batch, width, heads * dim).to(mixed.dtype)
+
+
+implement("sparse_mla_values", "cpu")(values_apart)

@@ -9,6 +9,9 @@ keys while the other multiplies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -108,12 +111,18 @@ def sparse_mla(
         if shared_keys.serves(query, value_dim, own):
             shared_keys.attend(query, latent, own, out, scale)
             return out
-    if many_heads.serves(query, value_dim):
-        own = many_heads.plain_rows(latent)
-        attend_by_runs(many_heads.attend, (own, scale), query, slots, out, many_heads.TILE, fixed)
-    else:
-        attend_by_runs(_attend, (latent, scale), query, slots, out, tile_for(query), fixed)
+    attend, given, tile = runs_of(query, latent, scale, value_dim)
+    attend_by_runs(attend, given, query, slots, out, tile, fixed)
     return out
+
+
+def runs_of(
+    query: Tensor, latent: Tensor, scale: float, value_dim: int
+) -> tuple[Callable[..., None], tuple[Any, ...], Tile]:
+    """What `attend_by_runs` takes first, and its tile: a kernel for plain rows and such queries."""
+    if many_heads.serves(query, value_dim):
+        return many_heads.attend, (many_heads.plain_rows(latent), scale), many_heads.TILE
+    return _attend, (latent, scale), tile_for(query)
 
 
 def tile_for(query: Tensor) -> Tile:

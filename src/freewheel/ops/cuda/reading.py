@@ -65,7 +65,5 @@ def wide_route_best(
         return wide_route_best_apart(x, weight, bias, top_k, scale)
     shape = (*x.shape[:-1], top_k)
     weights, ids = weight.new_empty(shape), weight.new_empty(shape, dtype=torch.int32)
-    routing.route_by_block(
-        wide_parts(x, weight), bias, weights, ids, (1, 1), scale, True, True
-    )
+    routing.route_by_block(wide_parts(x, weight), bias, weights, ids, (1, 1), scale, True, True)
     return weights, ids

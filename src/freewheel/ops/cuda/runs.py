@@ -29,6 +29,10 @@ SCRATCH = 1 << 24
 """Floats of unjoined runs held at once; wider rectangles go through in pieces of whole queries."""
 
 
+Close = Callable[[Tensor, Tensor, Tensor, slice], None]
+"""What takes runs that are not joined, as `unjoined` describes them, of a piece of the queries."""
+
+
 @dataclass(frozen=True)
 class Tile:
     """How a program works: heads and keys of its matrix tiles, columns of a piece, warps.
@@ -105,11 +109,12 @@ def lanes_of_run(programs: int, lanes: int, tile: Tile) -> int:
 
 def attend_by_runs(
     attend: Callable[..., None], given: tuple[Any, ...], query: Tensor, slots: Tensor, out: Tensor,
-    tile: Tile, fixed: bool,
-) -> None:  # fmt: skip
+    tile: Tile, fixed: bool, close: Close | None = None,
+) -> int:  # fmt: skip
     """`attend(run, tile, *given)` for runs of query [B, W, H, D] and slots [B, W, K], then joined.
 
-    `out`: contiguous [B, W, H, V].
+    `out`: contiguous [B, W, H, V]. `close` joins what is left of a piece of the queries, if they
+    have several runs; None: `join`, into `out`. Returns how many runs a query has.
     """
     queries, lanes = query.flatten(0, 1).contiguous(), slots.flatten(0, 1).contiguous()
     (count, heads), width, flat = queries.shape[:2], lanes.shape[1], out.flatten(0, 1)
@@ -121,8 +126,11 @@ def attend_by_runs(
         piece = slice(at, at + step)
         rooms = unjoined(flat[piece], parts)
         attend(Run(queries[piece], lanes[piece], flat[piece], parts, length, *rooms), tile, *given)
-        if parts > 1:
+        if parts > 1 and close is None:
             join(*rooms, flat[piece])
+        elif close is not None and parts > 1:
+            close(*rooms, piece)
+    return parts
 
 
 def unjoined(out: Tensor, parts: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -83,3 +83,13 @@ __device__ inline unsigned codes_of(float a, float b, float c, float d) {
 // The highest and the lowest of what the warp's lanes gave.
 __device__ inline unsigned warp_most(unsigned value) { return __reduce_max_sync(~0u, value); }
 __device__ inline unsigned warp_least(unsigned value) { return __reduce_min_sync(~0u, value); }
+
+// Four floats at `own` in the shared memory of block `rank` of the cluster.
+__device__ inline float4 four_of_block(const float* own, int rank) {
+  unsigned local = (unsigned)__cvta_generic_to_shared(own), there;
+  float4 four;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(local), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w) : "r"(there) : "memory");
+  return four;
+}
