@@ -52,10 +52,10 @@ __device__ inline uint4 narrowed(const Eight& wide) {
                     rounded_pair(wide.of[4], wide.of[5]), rounded_pair(wide.of[6], wide.of[7]));
 }
 
-// 1 / x, to the last bit but one.
+// 1 / x, to the last bit but one; of an x that is no denormal number, nor so large that 1 / x is.
 __device__ inline float inverse_of(float x) {
   float found;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(found) : "f"(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(x));
   return found;
 }
 
