@@ -3,7 +3,7 @@
 
 How many depends on the number of queries: few queries are split until the device is full, many are
 not split at all, and then nothing is left to join. Where a sum must not depend on that, a run is
-always `FIXED` lanes.
+always as long.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, follow
 
-FIXED = 128
-"""Lanes of a run whose length must not depend on the number of queries."""
+FIXED, FIXED_MANY = 128, 512
+"""Lanes of a run whose length must not depend on the number of queries; and of one of many heads,
+whose runs leave more to be joined."""
 
 ENOUGH = 264
 """Programs that keep an H200 busy: two a multiprocessor."""
@@ -119,7 +120,8 @@ def attend_by_runs(
     queries, lanes = query.flatten(0, 1).contiguous(), slots.flatten(0, 1).contiguous()
     (count, heads), width, flat = queries.shape[:2], lanes.shape[1], out.flatten(0, 1)
     length = lanes_of_run(count * triton.cdiv(heads, tile.heads), width, tile)
-    length = FIXED if fixed else length
+    if fixed:
+        length = FIXED if tile.heads <= 16 else FIXED_MANY
     parts = triton.cdiv(width, length)
     step = max(1, count) if parts == 1 else max(1, SCRATCH // (parts * heads * flat.shape[2]))
     for at in range(0, count, step):

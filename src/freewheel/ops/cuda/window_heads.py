@@ -51,7 +51,7 @@ DIM, ROPE, BYTES = 512, 64, 584
 FEW_HEADS, FIXED_HEADS = 16, 33
 """Heads from which on this kernel may be in front; and from which on one order of sums is its."""
 
-FIXED = 320
+FIXED = 192
 """Lanes of a run whose length must not depend on the number of queries."""
 
 ENDS_LAYOUT = gl.constexpr(gl.SliceLayout(1, SCORE_LAYOUT.value))
