@@ -6,6 +6,7 @@ On a GPU, or without one: TRITON_INTERPRET=1 python -m pytest tests/ops/test_qua
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,6 +49,35 @@ def check(name: str, args: tuple[Any, ...]) -> None:
 def test_projections_agree(outputs: int, inputs: int, tokens: int, dtype: torch.dtype) -> None:
     x = draw(1, 1, tokens, inputs).to(dtype)
     check("block_linear", (x, *block_scaled(2, outputs, inputs)))
+
+
+@DTYPES
+@pytest.mark.parametrize("tokens", [1, 12, 130])
+def test_kernels_that_keep_one_order_agree(tokens: int, dtype: torch.dtype) -> None:
+    x = draw(1, 1, tokens, 384).to(dtype)
+    check("block_linear", (x, *block_scaled(2, 136, 384), 128, 128, True))
+    of = Sizes(1, tokens, 2, dtype)
+    args = expert_arguments("block_experts", of, 6, 128, 256, 3, 0.4)
+    check("block_experts", (*args, *shared_blocks(4, 128, 256), True))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("inputs", [384, 1280, 2048, 2560])
+def test_projections_whose_weights_wait_agree_in_the_order_of_others(
+    inputs: int, parts: int
+) -> None:
+    """Of a few tokens, in as many parts as another kernel makes of more."""
+    quantised: Any = importlib.import_module("freewheel.ops.cuda.quantised")
+    held: Any = importlib.import_module("freewheel.ops.cuda.held_products")
+    x, own = draw(1, 1, 5, inputs), block_scaled(2, 136, inputs)
+    tile = held.ordered_tile(5, 136, inputs, parts)
+    assert (tile is None) == (inputs == 2560 and parts == 1)
+    if tile is None:
+        return
+    given = quantised.Given(*(a.to(DEVICE) for a in (x, *own)), 5, 136, inputs, 128, 128)
+    found = quantised.launch(given, x.new_empty((1, 5, 136), device=DEVICE), tile).cpu()
+    expected = SPECIFICATIONS["block_linear"](x.double(), *own)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @DTYPES

@@ -17,7 +17,13 @@ from freewheel.errors import ConfigError
 from freewheel.graph import TapeGraph
 from freewheel.graph.dispatch import DispatchMode, OpOverload
 from freewheel.runtime import deterministic
-from freewheel.runtime.deterministic import BLOCK, WIDE_BLOCK, FixedBlocks, in_fixed_blocks
+from freewheel.runtime.deterministic import (
+    BLOCK,
+    PIECE,
+    WIDE_BLOCK,
+    FixedBlocks,
+    in_fixed_blocks,
+)
 
 INPUTS, OUTPUTS, HEADS = 48, 40, 3
 
@@ -156,6 +162,34 @@ def test_an_op_is_told_of_one_order_whatever_other_arguments_it_has(later: tuple
     with Watch() as watch, FixedBlocks():
         ops.sparse_mla(query, latent, slots, 0.3, 16, **{name: pages[name] for name in later})  # type: ignore[arg-type]
     assert watch.told == [True]
+
+
+@pytest.mark.parametrize("tokens", [3, 4, PIECE + 5, 2 * PIECE + 2])
+def test_ops_whose_kernels_keep_an_order_are_told_so_and_copy_nothing(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where they have kernels: in one launch, or in pieces without padding."""
+    monkeypatch.setattr(deterministic, "_has_kernels", lambda _: True)
+    generator = torch.Generator().manual_seed(tokens)
+    lead = (tokens,) if tokens % 2 else (2, tokens // 2)
+    x, residual = (torch.randn(*lead, n, generator=generator) for n in (128, 64))
+    plain = torch.randn(64, 128, generator=generator)
+    own, bias = ops.quantise_blocks(plain), torch.zeros(64)
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (ops.wide_linear, (x, plain)),
+        (ops.wide_route, (x, plain, bias, 1, 1, 4, True, 2.5)),
+        (ops.block_add_rms_norm, (x, *own, residual, torch.ones(64), 1e-6)),
+    ]
+    for op, args in calls:
+        with Watch() as watch, FixedBlocks():
+            told = op(*args)
+        assert watch.told == [True] * -(-tokens // PIECE)
+        expected = op(*args)
+        if isinstance(told, Tensor):
+            told, expected = (told,), (expected,)
+        for one, other in zip(told, expected, strict=True):
+            assert one.shape == other.shape
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("tokens", [1, BLOCK, BLOCK + 1, ops.MANY_TOKENS + 3])

@@ -46,7 +46,7 @@ def _fake_hyper_open(streams: Tensor, weight: Tensor, *_: object) -> tuple[Tenso
 
 @op(
     "hyper_open(Tensor streams, Tensor weight, Tensor base, Tensor scale, float norm_eps, "
-    "float eps, int iterations) -> (Tensor, Tensor, Tensor)",
+    "float eps, int iterations, bool fixed=False) -> (Tensor, Tensor, Tensor)",
     fake=_fake_hyper_open,
 )
 def hyper_open(
@@ -57,12 +57,14 @@ def hyper_open(
     norm_eps: float,
     eps: float,
     iterations: int,
+    fixed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # [..., D], float [..., N], float [..., N, N]
     """(x, post, mix): the layer's input, and the weights with which `hyper_close` puts it back.
 
     Of the logits weight * streams: the first N, times scale[0], plus base, give through a sigmoid
     the shares of the streams in x; the next N give post, twice a sigmoid; the rest, row by row
-    through a softmax and then balanced, mix.
+    through a softmax and then balanced, mix. `fixed`: kernels for a GPU keep one order of sums,
+    whatever the number of tokens.
     """
     count = streams.shape[-2]
     logits = mix_logits(streams, weight, norm_eps)
@@ -94,7 +96,7 @@ def hyper_close(
 
 @op(
     "hyper_collapse(Tensor streams, Tensor weight, Tensor base, Tensor scale, float norm_eps, "
-    "float eps) -> Tensor",
+    "float eps, bool fixed=False) -> Tensor",
     fake=lambda streams, *_: streams.new_empty((*streams.shape[:-2], streams.shape[-1])),
 )
 def hyper_collapse(
@@ -104,6 +106,7 @@ def hyper_collapse(
     scale: Tensor,  # float [1]
     norm_eps: float,
     eps: float,
+    fixed: bool = False,
 ) -> Tensor:  # [..., D]
     """The one stream that the head reads: as `hyper_open`'s x."""
     logits = mix_logits(streams, weight, norm_eps)

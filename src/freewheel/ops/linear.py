@@ -10,12 +10,16 @@ from freewheel.ops.registry import op
 
 
 @op(
-    "wide_linear(Tensor x, Tensor weight) -> Tensor",
-    fake=lambda x, weight: weight.new_empty((*x.shape[:-1], weight.shape[0])),
+    "wide_linear(Tensor x, Tensor weight, bool fixed=False) -> Tensor",
+    fake=lambda x, weight, *_: weight.new_empty((*x.shape[:-1], weight.shape[0])),
 )
 def wide_linear(
     x: Tensor,  # [..., I]
     weight: Tensor,  # float [O, I]
+    fixed: bool = False,
 ) -> Tensor:  # [..., O], of weight's dtype
-    """x @ weight^T in the weight's dtype, at least as wide as x's."""
+    """x @ weight^T in the weight's dtype, at least as wide as x's.
+
+    `fixed`: kernels for a GPU keep one order of sums, whatever the number of tokens.
+    """
     return F.linear(x.to(weight.dtype), weight)

@@ -8,6 +8,7 @@ projection's parts need not be added up before they are used.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -43,7 +44,8 @@ def _fake_open(
 @op(
     "block_open_latents(Tensor(a!) cache, Tensor x, Tensor weight, Tensor weight_scale, "
     "Tensor gate_weight, Tensor query_weight, Tensor latent_weight, float eps, Tensor positions, "
-    "Tensor rope_table, bool interleaved, Tensor slots) -> (Tensor, Tensor, Tensor)",
+    "Tensor rope_table, bool interleaved, Tensor slots, bool fixed=False) "
+    "-> (Tensor, Tensor, Tensor)",
     fake=_fake_open,
 )
 def block_open_latents(
@@ -59,10 +61,12 @@ def block_open_latents(
     rope_table: Tensor,  # float32 [T, Dr]  (cos | sin)
     interleaved: bool,
     slots: Tensor,  # int64 [B, W]
+    fixed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # [B, W, Q], [B, W, Di], float [B, W, Hi]
     """The queries' latent, normed; index keys and gates as projected; latents are stored.
 
     As `block_linear`, `wide_linear` and `norm_latents` one after another. Di and Hi may be 0.
+    `fixed` as for these.
     """
     call = SPECIFICATIONS
     given = (x, weight, weight_scale, gate_weight, query_weight, latent_weight, eps)
@@ -97,7 +101,23 @@ def _one_by_one(
     return query, key.clone(memory_format=torch.contiguous_format), gate(x, gate_weight)
 
 
-def open_latents_apart(*args: object) -> tuple[Tensor, Tensor, Tensor]:
+def open_latents_apart(
+    cache: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    gate_weight: Tensor,
+    query_weight: Tensor,
+    latent_weight: Tensor,
+    eps: float,
+    positions: Tensor,
+    rope_table: Tensor,
+    interleaved: bool,
+    slots: Tensor,
+    fixed: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
     """`block_open_latents` of the same arguments, by the ops that it is made of."""
-    steps: tuple[Call, Call, Call] = (block_linear, wide_linear, norm_latents)
-    return _one_by_one(steps, *args)  # pyright: ignore[reportArgumentType]
+    project, gate = partial(block_linear, fixed=fixed), partial(wide_linear, fixed=fixed)
+    given = (x, weight, weight_scale, gate_weight, query_weight, latent_weight, eps)
+    place = (positions, rope_table, interleaved, slots)
+    return _one_by_one((project, gate, norm_latents), cache, *given, *place)

@@ -111,8 +111,8 @@ def block_weights(
 @op(
     "block_experts(Tensor x, Tensor gate_up, Tensor gate_up_scale, Tensor down, Tensor down_scale, "
     "Tensor ids, Tensor weights, float? limit=None, Tensor? shared_gate_up=None, "
-    "Tensor? shared_gate_up_scale=None, Tensor? shared_down=None, Tensor? shared_down_scale=None) "
-    "-> Tensor",
+    "Tensor? shared_gate_up_scale=None, Tensor? shared_down=None, Tensor? shared_down_scale=None, "
+    "bool fixed=False) -> Tensor",
     fake=_fake_experts,
 )
 def block_experts(
@@ -128,10 +128,12 @@ def block_experts(
     shared_gate_up_scale: Tensor | None = None,  # float32 [2 * ceil(J / 128), ceil(H / 128)]
     shared_down: Tensor | None = None,  # float8_e4m3fn [H, J]
     shared_down_scale: Tensor | None = None,  # float32 [ceil(H / 128), ceil(J / 128)]
+    fixed: bool = False,
 ) -> Tensor:  # [..., H]
     """`grouped_experts` over FP8 weights in 128 x 128 blocks; with a limit, `clamped_experts`.
 
     A shared expert, of any width, adds to every token with weight 1; its four tensors come as one.
+    `fixed`: kernels for a GPU keep one order of sums, whatever the number of tokens.
     """
     of = block_weights(gate_up, gate_up_scale, down, down_scale)
     values = wide(x)

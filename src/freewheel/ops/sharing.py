@@ -45,6 +45,7 @@ def _fake_shared_products(
     plain: Tensor | None,
     gates: Tensor | None,
     parts: int,
+    *_: object,
 ) -> Tensor:
     outputs = sum(len(own) for own in (weight, plain, gates) if own is not None)
     return wide(x.new_empty((parts, *x.shape[:-1], outputs)))
@@ -52,7 +53,7 @@ def _fake_shared_products(
 
 @op(
     "shared_products(Tensor x, Tensor weight, Tensor? weight_scale, Tensor? plain, Tensor? gates, "
-    "int parts) -> Tensor",
+    "int parts, bool fixed=False) -> Tensor",
     fake=_fake_shared_products,
 )
 def shared_products(
@@ -62,11 +63,13 @@ def shared_products(
     plain: Tensor | None,  # [M, K]  as x
     gates: Tensor | None,  # float [G, K]
     parts: int,
+    fixed: bool = False,
 ) -> Tensor:  # float [parts, ..., N + M + G]
     """x @ [weight | plain | gates]^T, the sum over the first dimension: a part has `share_of` K.
 
     In float32 (float64 of a float64 x) and never rounded to x's dtype; a kernel may round the
-    products of `weight` so where there is one part, as `block_linear` does.
+    products of `weight` so where there is one part, as `block_linear` does. `fixed`: kernels for
+    a GPU keep one order of sums, whatever the number of tokens; these are at most MANY_TOKENS.
     """
     values = wide(x)
     dense = weight if weight_scale is None else dequantise_blocks(weight, weight_scale)

@@ -25,7 +25,8 @@ def _fake_hyper_enter(streams: Tensor, *_: object) -> tuple[Tensor, Tensor, Tens
 
 @op(
     "hyper_enter(Tensor streams, Tensor weight, Tensor base, Tensor scale, float norm_eps, "
-    "float eps, int iterations, Tensor layer_weight, float layer_eps) -> (Tensor, Tensor, Tensor)",
+    "float eps, int iterations, Tensor layer_weight, float layer_eps, bool fixed=False) "
+    "-> (Tensor, Tensor, Tensor)",
     fake=_fake_hyper_enter,
 )
 def hyper_enter(
@@ -38,8 +39,9 @@ def hyper_enter(
     iterations: int,
     layer_weight: Tensor,  # float [D]
     layer_eps: float,
+    fixed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:  # [..., D], float [..., N], float [..., N, N]
-    """`hyper_open`, and `rms_norm` of the x that it gives."""
+    """`hyper_open`, `fixed` as for that, and `rms_norm` of the x that it gives."""
     opened = SPECIFICATIONS["hyper_open"](streams, weight, base, scale, norm_eps, eps, iterations)
     x, post, mix = opened
     return SPECIFICATIONS["rms_norm"](x, layer_weight, layer_eps), post, mix
@@ -55,7 +57,7 @@ def _fake_hyper_cross(
 @op(
     "hyper_cross(Tensor y, Tensor streams, Tensor post, Tensor mix, Tensor weight, Tensor base, "
     "Tensor scale, float norm_eps, float eps, int iterations, Tensor layer_weight, "
-    "float layer_eps) -> (Tensor, Tensor, Tensor, Tensor)",
+    "float layer_eps, bool fixed=False) -> (Tensor, Tensor, Tensor, Tensor)",
     fake=_fake_hyper_cross,
 )
 def hyper_cross(
@@ -71,8 +73,12 @@ def hyper_cross(
     iterations: int,
     layer_weight: Tensor,  # float [D]
     layer_eps: float,
+    fixed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # [..., N, D], [..., D], float [..., N], [..., N, N]
-    """From one layer into the next: `hyper_close`, and `hyper_enter` of the streams it gives."""
+    """From one layer into the next: `hyper_close`, and `hyper_enter` of the streams it gives.
+
+    `fixed`: kernels for a GPU keep one order of sums, whatever the number of tokens.
+    """
     streams = SPECIFICATIONS["hyper_close"](y, streams, post, mix)
     own = (weight, base, scale, norm_eps, eps, iterations, layer_weight, layer_eps)
     return streams, *SPECIFICATIONS["hyper_enter"](streams, *own)

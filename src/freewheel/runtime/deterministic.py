@@ -3,9 +3,9 @@
 
 A library chooses its kernel, its tiles and the order of its sums by the shape of a product, so a
 token's last bits change with the batch and the width. Here every product sees the same number of
-tokens, padded with zeros: one shape for each weight, one order of sums. So does an op of this
-package that has kernels of its own for few tokens; some ops are told to keep to one order, and the
-others do so anyway. The price is that a wide rectangle reads the weights once a block.
+tokens, padded with zeros: one shape for each weight, one order of sums. The price is that a wide
+rectangle reads the weights once a block. Kernels of this package are told to keep to one order, if
+they do not do so anyway; an op that has none for its arguments runs in blocks as well.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TOKENS: dict[Any, tuple[int, int]] = {
 }
 """Product -> which argument holds the tokens, and along which of its dimensions."""
 
-_SIZES = {ops.wide_linear: WIDE_BLOCK}
+_SIZES = {ops.wide_linear: WIDE_BLOCK, aten.mm.default: 128}
 
 _BY_TOKEN: dict[Any, tuple[int, ...]] = {
     ops.grouped_experts: (0, 3, 4),
@@ -67,11 +67,32 @@ _PADDED = (ops.hyper_open, ops.hyper_enter, ops.hyper_collapse)
 _FIXED = (ops.sparse_mla, ops.fp8_sparse_mla, ops.window_attention, ops.fp8_window_attention)
 """Ops that sum in one order whatever the number of tokens, if they are told to."""
 
-_FIXED_KERNELS, _KERNEL_DTYPES = (
-    (ops.block_linear, ops.mxfp4_experts),
-    (torch.bfloat16, torch.float32),
+_PARTED: dict[Any, tuple[int, ...]] = {
+    ops.wide_linear: (0,),
+    ops.wide_route: (0,),
+    ops.wide_route_best: (0,),
+    ops.block_add_rms_norm: (0, 3),
+    ops.block_open_latents: (1, 8, 11),
+}
+"""Op whose kernels do so, in parts of sums -> its arguments [..., n], a place a token; of these the
+first is what it computes in, and n may be missing."""
+
+_TOLD = (
+    ops.block_linear,
+    ops.block_experts,
+    ops.mxfp4_experts,
+    ops.hyper_cross,
+    ops.hyper_open,
+    ops.hyper_enter,
+    ops.hyper_collapse,
 )
-"""Ops of `_BY_TOKEN` whose kernels do so; for other dtypes, and on the CPU, they have none."""
+"""Ops whose kernels do so. These and those of `_PARTED` have none for other dtypes, and on the CPU:
+there they are in another table."""
+
+_KERNEL_DTYPES = (torch.bfloat16, torch.float32)
+
+PIECE = 1024
+"""Tokens of one launch at most of `_PARTED`: parts are held for all of them."""
 
 
 class FixedBlocks(DispatchMode):
@@ -89,6 +110,10 @@ class FixedBlocks(DispatchMode):
         if parts is not None:
             with self:  # a composite hides its products
                 return parts(*args, **kwargs)
+        if func in _TOLD and _has_kernels(args[0]):
+            return _told(func, args, kwargs)
+        if func in _PARTED and _has_kernels(args[_PARTED[func][0]]):
+            return _in_pieces(func, _PARTED[func], args, kwargs)
         if func in _APART:
             with self:
                 return _APART[func](*args, **kwargs)
@@ -99,8 +124,7 @@ class FixedBlocks(DispatchMode):
 
 def _kept_in_order(func: OpOverload, args: Args, kwargs: dict[str, Any]) -> Any:
     """An op of this package that may have to be told, or run in blocks; any other as it is."""
-    own_kernels = func in _FIXED_KERNELS and args[0].is_cuda and args[0].dtype in _KERNEL_DTYPES
-    if own_kernels or func in _FIXED:
+    if func in _FIXED:
         return _told(func, args, kwargs)
     if func in _BY_TOKEN:
         return _token_by_token(func, _BY_TOKEN[func], args, kwargs)
@@ -109,6 +133,31 @@ def _kept_in_order(func: OpOverload, args: Args, kwargs: dict[str, Any]) -> Any:
     if func is ops.shared_products:
         return _parts_by_blocks(func, *args, **kwargs)
     return func(*args, **kwargs)
+
+
+def _has_kernels(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype in _KERNEL_DTYPES
+
+
+def _in_pieces(
+    func: OpOverload, places: tuple[int, ...], args: Args, kwargs: dict[str, Any]
+) -> Any:
+    """`func` of all tokens, or of PIECE at a time."""
+    lead = args[places[0]].shape[:-1]
+    count = lead.numel()
+    if count <= PIECE:
+        return _told(func, args, kwargs)
+    flat = {at: args[at].reshape(1, count, *args[at].shape[len(lead) :]) for at in places}
+    found: list[Any] = []
+    for first in range(0, count, PIECE):
+        own = {at: line[:, first : first + PIECE] for at, line in flat.items()}
+        given = tuple(own.get(index, arg) for index, arg in enumerate(args))
+        found.append(_told(func, given, kwargs))
+    if isinstance(found[0], Tensor):
+        return torch.cat(found, 1).view(*lead, *found[0].shape[2:])
+    return tuple(
+        torch.cat(own, 1).view(*lead, *own[0].shape[2:]) for own in zip(*found, strict=True)
+    )
 
 
 def _product(func: OpOverload, args: Args, kwargs: dict[str, Any]) -> Tensor:
@@ -164,16 +213,19 @@ def _parts_by_blocks(func: OpOverload, x: Tensor, *args: Any) -> Tensor:
 
     What is wide is added up at once, in the order of its parts, in which their reader would.
     """
-    *weights, _ = args
+    weights = args[:4]
     lead, inputs = x.shape[:-1], x.shape[-1]
     wide, parts = lead.numel() > ops.MANY_TOKENS, ops.parts_for(WIDE_BLOCK, inputs)
+    own_kernels = _has_kernels(x)
+    if own_kernels and not wide:
+        return func(x, *weights, parts, True)
 
     def product(block: Tensor) -> Tensor:
-        found = func(block, *weights, parts)  # [parts, WIDE_BLOCK, N]
+        found = func(block, *weights, parts, own_kernels)  # [parts, .., N]
         return reduce(torch.add, found.unbind(0)) if wide else found
 
-    into = 0 if wide else 1
-    out = by_blocks(product, (x.reshape(-1, inputs),), 0, into, WIDE_BLOCK)
+    into, size = 0 if wide else 1, ops.MANY_TOKENS if own_kernels else WIDE_BLOCK
+    out = by_blocks(product, (x.reshape(-1, inputs),), 0, into, size)
     return out.view(1 if wide else parts, *lead, out.shape[-1])
 
 
@@ -191,18 +243,21 @@ def by_blocks(
     count, into = tokens[0].shape[dim], dim if into is None else into
     places = range(0, count, size)
     blocks = [product(*(_block(one, dim, at, size) for one in tokens)) for at in places]
-    return torch.cat(blocks, into).narrow(into, 0, count) if blocks else product(*tokens)
+    if not blocks:
+        return product(*tokens)
+    return (torch.cat(blocks, into) if len(blocks) > 1 else blocks[0]).narrow(into, 0, count)
 
 
 def _block(tokens: Tensor, dim: int, at: int, size: int) -> Tensor:
     """`size` places from `at` on, zeros behind the last."""
-    block = tokens.narrow(dim, at, min(size, tokens.shape[dim] - at))
-    missing = size - block.shape[dim]
-    if missing:
-        shape = [*block.shape]
-        shape[dim] = missing
-        block = torch.cat((block, block.new_zeros(shape)), dim)
-    return block.clone(memory_format=torch.contiguous_format)
+    some = tokens.narrow(dim, at, min(size, tokens.shape[dim] - at))
+    if some.shape[dim] == size:
+        return some.clone(memory_format=torch.contiguous_format)
+    shape = [*some.shape]
+    shape[dim] = size
+    block = some.new_zeros(shape)
+    block.narrow(dim, 0, some.shape[dim]).copy_(some)
+    return block
 
 
 def in_fixed_blocks(fn: Callable[[], T]) -> Callable[[], T]:

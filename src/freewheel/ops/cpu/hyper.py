@@ -46,7 +46,9 @@ def hyper_open(
     norm_eps: float,
     eps: float,
     iterations: int,
+    fixed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    del fixed
     (count, dim), lead = streams.shape[-2:], streams.shape[:-2]
     source = wide(streams).reshape(-1, count, dim)
     logits = _logits(source.flatten(1), weight, norm_eps)
@@ -71,8 +73,15 @@ def hyper_close(y: Tensor, streams: Tensor, post: Tensor, mix: Tensor) -> Tensor
 
 @implement("hyper_collapse", "cpu")
 def hyper_collapse(
-    streams: Tensor, weight: Tensor, base: Tensor, scale: Tensor, norm_eps: float, eps: float
+    streams: Tensor,
+    weight: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm_eps: float,
+    eps: float,
+    fixed: bool = False,
 ) -> Tensor:
+    del fixed
     count, dim = streams.shape[-2:]
     source = wide(streams).reshape(-1, count, dim)
     logits = _logits(source.flatten(1), weight, norm_eps)

@@ -32,7 +32,9 @@ def block_experts(
     shared_gate_up_scale: Tensor | None = None,
     shared_down: Tensor | None = None,
     shared_down_scale: Tensor | None = None,
+    fixed: bool = False,
 ) -> Tensor:
+    del fixed
     of, values = block_weights(gate_up, gate_up_scale, down, down_scale), wide(x)
     total = _chosen_experts(values, gate_up.shape[0], of, ids, weights, limit)
     shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)

@@ -24,8 +24,9 @@ def hyper_enter(
     iterations: int,
     layer_weight: Tensor,
     layer_eps: float,
+    fixed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    x, post, mix = hyper_open(streams, weight, base, scale, norm_eps, eps, iterations)
+    x, post, mix = hyper_open(streams, weight, base, scale, norm_eps, eps, iterations, fixed)
     return rms_norm(x, layer_weight, layer_eps), post, mix
 
 

@@ -18,7 +18,12 @@ from freewheel.ops.cuda.few_block_experts import BlockWeights, few_block_experts
 from freewheel.ops.cuda.joined_experts import joined_experts
 from freewheel.ops.cuda.joined_experts import takes as takes_joined
 from freewheel.ops.cuda.quantised import block_linear, uses_matrix_units
-from freewheel.ops.cuda.quantised_experts import STEP, takes_shared, tiled_block_experts
+from freewheel.ops.cuda.quantised_experts import (
+    STEP,
+    shape_for,
+    takes_shared,
+    tiled_block_experts,
+)
 from freewheel.ops.dense import silu_mul
 from freewheel.ops.registry import SPECIFICATIONS, implement
 
@@ -37,6 +42,7 @@ def block_experts(
     shared_gate_up_scale: Tensor | None = None,
     shared_down: Tensor | None = None,
     shared_down_scale: Tensor | None = None,
+    fixed: bool = False,
 ) -> Tensor:
     shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
     if x.dtype not in (torch.bfloat16, torch.float32):
@@ -46,15 +52,16 @@ def block_experts(
     own, behind = as_bytes(gate_up, gate_up_scale, down, down_scale), as_bytes(*shared)
     assert own is not None
     width = None if behind is None else behind.down.shape[1]
-    if takes_joined(x, own, ids, behind):
+    if not fixed and takes_joined(x, own, ids, behind):
         return joined_experts(x, own, ids, weights, limit, behind)
-    if takes(ids.numel() // ids.shape[-1], down.shape[2], width):
+    if not fixed and takes(ids.numel() // ids.shape[-1], down.shape[2], width):
         return few_block_experts(x, own, ids, weights, limit, behind, uses_matrix_units(x))
     fast, experts = uses_matrix_units(x), down.shape[0]
-    if width is None or takes_shared(ids.numel(), experts, down.shape[2], width, fast):
-        return tiled_block_experts(x, own, ids, weights, limit, behind, fast)
-    out = tiled_block_experts(x, own, ids, weights, limit, None, fast)
-    return out if behind is None else out + run_shared(x, behind, limit)
+    shape = shape_for(ids.numel(), experts, fast, fixed)
+    if width is None or takes_shared(shape, down.shape[2], width):
+        return tiled_block_experts(x, own, ids, weights, limit, behind, fast, shape)
+    out = tiled_block_experts(x, own, ids, weights, limit, None, fast, shape)
+    return out if behind is None else out + run_shared(x, behind, limit, fixed)
 
 
 def as_bytes(

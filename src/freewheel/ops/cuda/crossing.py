@@ -126,15 +126,18 @@ def hyper_cross(
     iterations: int,
     layer_weight: Tensor,
     layer_eps: float,
+    fixed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     own = Mixing(base, scale, norm_eps, eps, iterations, layer_weight, layer_eps)
     if weight.dtype != torch.float32 or streams.dtype == torch.float64:
         return SPECIFICATIONS["hyper_cross"](y, streams, post, mix, weight, *own)
     left = (y.contiguous(), streams.contiguous(), post.contiguous(), mix.contiguous())
-    few = y.numel() <= FEW * y.shape[-1]
-    if y.numel() and (few or takes(y, streams)):
+    few, many = y.numel() <= FEW * y.shape[-1], takes(y, streams)
+    if fixed:
+        few = not many
+    if y.numel() and (few or many):
         close = _close_and_slice if few else close_many
         out, sliced = close(*left, weight.contiguous())
         return out, *launch_enter(out, sliced, own)
     out = hyper_close(*left)
-    return out, *hyper_enter(out, weight, *own)
+    return out, *hyper_enter(out, weight, *own, fixed)

@@ -47,7 +47,7 @@ def early_tile(tokens: int, outputs: int, inputs: int) -> EarlyTile:
     tiles, blocks = triton.cdiv(outputs, BLOCK), triton.cdiv(inputs, BLOCK)
     parts = max(1, min(PROGRAMS // tiles, blocks // 4))
     if tokens <= 32:
-        return EarlyTile(32, 4, 4, parts)
+        return EarlyTile(16 if tokens <= 16 else 32, 4, 4, parts)
     if tokens <= 64:
         return EarlyTile(64, 4, 6, parts)
     return EarlyTile(128, 4, 4, parts)

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from freewheel.ops.cuda.chain import release, wait
-from freewheel.ops.cuda.streaming import operand, raw_fp8, true_fp8
+from freewheel.ops.cuda.streaming import operand, raw_fp8, true_fp8, widen_fp8
 
 MOST_TOKENS = 8
 """A tile of the small matrix instructions. Two need registers that weights are then short of."""
@@ -68,6 +68,41 @@ def held_tile(tokens: int, outputs: int, inputs: int, block: int) -> HeldTile | 
     if blocks <= SHORT:
         return HeldTile(OUTPUTS, 8, 2, 8, 1)
     return HeldTile(OUTPUTS, 8, 1, 4, triton.cdiv(blocks, 8))
+
+
+class OrderedTile(NamedTuple):
+    """As `HeldTile`, of `ordered_products`."""
+
+    outputs: int
+    blocks: int
+    rounds: int
+    warps: int
+    parts: int
+    apart: int
+
+    @property
+    def registers(self) -> int:
+        """As `HeldTile.registers`."""
+        return 128 if self.rounds < 3 else 168
+
+
+def ordered_tile(tokens: int, outputs: int, inputs: int, parts: int) -> OrderedTile | None:
+    """Of programs that share the inputs as `parts` of `early_products` do, or take several parts.
+
+    None: for more tokens, and for weights that are streamed.
+    """
+    blocks = triton.cdiv(inputs, 128)
+    apart = triton.cdiv(blocks, parts)
+    own, parts = (blocks, 1) if blocks <= SHORT else (apart, triton.cdiv(blocks, apart))
+    if tokens > MOST_TOKENS or outputs * inputs > MOST_BYTES or own > SHORT:
+        return None
+    if own <= 4:
+        return OrderedTile(OUTPUTS, triton.next_power_of_2(own), 1, 4, parts, apart)
+    if own <= 8 < blocks:
+        return OrderedTile(OUTPUTS, 8, 1, 4, parts, apart)
+    if own <= 12:
+        return OrderedTile(OUTPUTS, 4, triton.cdiv(own, 4), 4, parts, apart)
+    return OrderedTile(OUTPUTS, 8, 2, 8, parts, apart)
 
 
 @triton.jit
@@ -128,3 +163,66 @@ def held_products(
     result = true_fp8(tl.sum(total, 0), ASM)
     target = out + (tl.program_id(1) * M + m)[None, :] * N + n[:, None]
     tl.store(target, result.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
+
+
+@triton.jit
+def _apart(x, COUNT: tl.constexpr):
+    """[A, B, COUNT], a power of two up to 8 -> a tuple of COUNT [A, B, 1], in their order."""
+    found = (x,)
+    for bit in tl.static_range(3):
+        if 1 << bit < COUNT:
+            evens, odds = (), ()
+            for nth in tl.static_range(1 << bit):
+                pairs = found[nth].reshape(x.shape[0], x.shape[1], COUNT >> bit + 1, 2)
+                even, odd = tl.split(pairs)
+                evens, odds = evens + (even,), odds + (odd,)
+            found = evens + odds
+    return found
+
+
+@triton.jit
+def ordered_products(
+    x, weight, scale, out, M, N, K, BLOCK_N, SHARE,
+    OUTPUTS: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr, ROUNDS: tl.constexpr,
+    APART: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
+    CHAINED: tl.constexpr,
+):  # fmt: skip
+    """As `held_products`; blocks are added up one after another, as `early_products` does.
+
+    Its instructions and this kernel's give the same bits for a block: both add 16 products at once
+    to what they have, in the same way, whatever the height of the tile.
+    """
+    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    m, k, block = tl.arange(0, TOKENS), tl.arange(0, STEP), tl.arange(0, BLOCKS)
+    row = tl.minimum(n, N - 1)
+    begin = tl.program_id(1) * SHARE
+    end = tl.minimum(begin + SHARE, K)
+    place = begin + block[:, None] * STEP + k[None, :]
+    codes_at = weight + (row[None, :, None] * K + place[:, None, :])
+    first = scale + row // BLOCK_N * tl.cdiv(K, STEP) + begin // STEP
+    codes, factors = hold(
+        codes_at, first[None, :] + block[:, None], place, begin, end, BLOCKS, ROUNDS, STEP, EVEN
+    )
+    release(CHAINED)
+    wait(CHAINED)
+    x_at = x + (m[None, None, :] * K + place[:, :, None])
+    live, values = (m < M)[None, None, :], ()
+    for nth in tl.static_range(ROUNDS):
+        at = nth * BLOCKS * STEP
+        inside = live if EVEN else live & (at + place < end)[:, :, None]
+        values = values + (tl.load(x_at + at, mask=inside, other=0),)
+    whole = tl.zeros((OUTPUTS, TOKENS), tl.float32)
+    total = tl.zeros((OUTPUTS, TOKENS), tl.float32)
+    for nth in tl.static_range(ROUNDS):
+        value = values[nth] if ASM else values[nth].to(tl.float32)
+        both = tl.dot(widen_fp8(codes[nth], ASM), value, input_precision="ieee")
+        sums = _apart(both.permute((1, 2, 0)), BLOCKS)
+        own = _apart(factors[nth].permute((1, 0)).expand_dims(1), BLOCKS)
+        for part in tl.static_range(BLOCKS):
+            if (nth * BLOCKS + part) % APART == 0:
+                whole += total
+                total = tl.zeros((OUTPUTS, TOKENS), tl.float32)
+            total += sums[part].reshape(OUTPUTS, TOKENS) * own[part].reshape(OUTPUTS, 1)
+    total += whole
+    target = out + (tl.program_id(1) * M + m)[None, :] * N + n[:, None]
+    tl.store(target, total.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])

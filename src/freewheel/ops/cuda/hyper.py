@@ -223,13 +223,13 @@ def _close(y, streams, post, mix, out, D, N: tl.constexpr, BLOCK: tl.constexpr):
         tl.store(target, total.to(out.dtype.element_ty), mask=d < D)
 
 
-def _slices(streams: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def _slices(streams: Tensor, weight: Tensor, fixed: bool) -> tuple[Tensor, Tensor]:
     """Of contiguous streams [..., N, D], n of them: products float32 [n, P, M], squares [n, P]."""
     size = streams.shape[-2] * streams.shape[-1]
     rows, n, parts = weight.shape[0], streams.numel() // size, triton.cdiv(size, SLICE)
     products = torch.empty((n, parts, rows), dtype=torch.float32, device=streams.device)
     squares = torch.empty((n, parts), dtype=torch.float32, device=streams.device)
-    tokens = 1 if n <= FEW else TOKENS
+    tokens = 1 if n <= FEW and not fixed else TOKENS
     _slice_logits[(triton.cdiv(n, tokens), parts)](
         streams, weight, products, squares, n, size, rows,
         TOKENS=tokens, SLICE=SLICE, BLOCK_M=triton.next_power_of_2(rows), num_warps=4,
@@ -253,6 +253,7 @@ def hyper_open(
     norm_eps: float,
     eps: float,
     iterations: int,
+    fixed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if weight.dtype != torch.float32 or streams.dtype == torch.float64:
         args = (streams, weight, base, scale, norm_eps, eps, iterations)
@@ -262,7 +263,7 @@ def hyper_open(
     post = weight.new_empty((*lead, count))
     mix = weight.new_empty((*lead, count, count))
     if streams.numel():
-        products, squares = _slices(streams, weight)
+        products, squares = _slices(streams, weight, fixed)
         grid, block = _pieces(streams)
         parts = squares.shape[1]
         _open[grid](
@@ -284,13 +285,16 @@ def hyper_enter(
     iterations: int,
     layer_weight: Tensor,
     layer_eps: float,
+    fixed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if weight.dtype != torch.float32 or streams.dtype == torch.float64:
         args = (streams, weight, base, scale, norm_eps, eps, iterations, layer_weight, layer_eps)
         return SPECIFICATIONS["hyper_enter"](*args)
     streams = streams.contiguous()
     mixing = Mixing(base, scale, norm_eps, eps, iterations, layer_weight, layer_eps)
-    return launch_enter(streams, _slices(streams, weight) if streams.numel() else None, mixing)
+    return launch_enter(
+        streams, _slices(streams, weight, fixed) if streams.numel() else None, mixing
+    )
 
 
 KERNEL = Kernel("enter_layer", "pppppppppfff")
@@ -369,14 +373,20 @@ def hyper_close(y: Tensor, streams: Tensor, post: Tensor, mix: Tensor) -> Tensor
 
 @implement("hyper_collapse", "cuda")
 def hyper_collapse(
-    streams: Tensor, weight: Tensor, base: Tensor, scale: Tensor, norm_eps: float, eps: float
+    streams: Tensor,
+    weight: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    norm_eps: float,
+    eps: float,
+    fixed: bool = False,
 ) -> Tensor:
     if weight.dtype != torch.float32 or streams.dtype == torch.float64:
         return SPECIFICATIONS["hyper_collapse"](streams, weight, base, scale, norm_eps, eps)
     streams, (count, dim) = streams.contiguous(), streams.shape[-2:]
     x = streams.new_empty((*streams.shape[:-2], dim))
     if streams.numel():
-        products, squares = _slices(streams, weight)
+        products, squares = _slices(streams, weight, fixed)
         grid, block = _pieces(streams)
         parts = squares.shape[1]
         _collapse_head[grid](

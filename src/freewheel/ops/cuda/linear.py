@@ -94,13 +94,14 @@ def streams(x: Tensor, weight: Tensor) -> bool:
 
 
 @implement("wide_linear", "cuda")
-def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
+def wide_linear(x: Tensor, weight: Tensor, fixed: bool = False) -> Tensor:
     outputs, inputs = weight.shape
     tokens = x.numel() // inputs
-    exact = weight.dtype == torch.float32 and x.dtype == torch.bfloat16
-    if exact and not streams(x, weight):
-        return wide_products(x, weight)
-    if weight.dtype != torch.float32 or not 0 < tokens < MOST_TOKENS:
+    exact = weight.dtype == torch.float32 and x.dtype == torch.bfloat16 and tokens > 0
+    if exact and (fixed or not streams(x, weight)):
+        return wide_products(x, weight, fixed=fixed)
+    many = tokens >= MOST_TOKENS and not fixed
+    if weight.dtype != torch.float32 or not tokens or many:
         return SPECIFICATIONS["wide_linear"](x, weight)
     out = weight.new_empty((*x.shape[:-1], outputs))
     _wide_linear[(triton.cdiv(outputs, OUTPUTS), triton.cdiv(tokens, TOKENS))](

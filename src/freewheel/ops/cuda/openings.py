@@ -99,18 +99,21 @@ def block_open_latents(
     rope_table: Tensor,
     interleaved: bool,
     slots: Tensor,
+    fixed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     outputs, inputs = weight.shape
     given = Given(
         x.contiguous(), weight, weight_scale, slots.numel(), outputs, inputs, BLOCK, BLOCK
     )
-    tile = _tile(given, cache, gate_weight)
+    tile = _tile(given, cache, gate_weight, fixed)
     place = (positions.contiguous(), rope_table, interleaved, slots.contiguous())
     norms = (query_weight, latent_weight, eps)
     if tile is None:
-        return open_latents_apart(cache, x, weight, weight_scale, gate_weight, *norms, *place)
-    few = streams(given.x, gate_weight)
-    gates = None if few or not gate_weight.shape[0] else wide_parts(given.x, gate_weight)
+        own = (x, weight, weight_scale, gate_weight)
+        return open_latents_apart(cache, *own, *norms, *place, fixed)
+    few = streams(given.x, gate_weight) and not fixed
+    few = few or not gate_weight.shape[0]
+    gates = None if few else wide_parts(given.x, gate_weight, fixed=fixed)
     # A single part is rounded as it is stored, as `load_sum` rounds several.
     parts = shares(given, tile)[1]
     kind = x.dtype if parts == 1 else torch.float32
@@ -119,7 +122,7 @@ def block_open_latents(
     return _finish(room, gates, cache, given, gate_weight, *norms, *place)
 
 
-def _tile(given: Given, cache: Tensor, gate_weight: Tensor) -> Tile | None:
+def _tile(given: Given, cache: Tensor, gate_weight: Tensor, fixed: bool) -> Tile | None:
     """None where the steps are left to ops of their own: other dtypes, and very many tokens."""
     x = given.x
     if x.dtype not in (torch.bfloat16, torch.float32) or not given.tokens:
@@ -128,7 +131,7 @@ def _tile(given: Given, cache: Tensor, gate_weight: Tensor) -> Tile | None:
         return None
     if x.is_cuda and x.dtype == torch.float32:
         return None  # float32 is only for the interpreter
-    return tile_of(given)
+    return tile_of(given, fixed)
 
 
 def _finish(

@@ -27,7 +27,14 @@ from freewheel.ops.cuda.chain import CHAINED, release, wait
 from freewheel.ops.cuda.early_products import EarlyTile, early_products, early_tile
 from freewheel.ops.cuda.early_products import serves as early_serves
 from freewheel.ops.cuda.held_products import MOST_TOKENS as MOST_HELD_TOKENS
-from freewheel.ops.cuda.held_products import HeldTile, held_products, held_tile
+from freewheel.ops.cuda.held_products import (
+    HeldTile,
+    OrderedTile,
+    held_products,
+    held_tile,
+    ordered_products,
+    ordered_tile,
+)
 from freewheel.ops.cuda.parts import add_parts, room_for_parts
 from freewheel.ops.cuda.streaming import few_tokens, many_tokens
 from freewheel.ops.cuda.wide_prompts import multiply_widened
@@ -36,8 +43,8 @@ from freewheel.ops.registry import SPECIFICATIONS, implement
 FEW, FEW_SHORT, SHORT = 16, 32, 2560
 """Tokens up to which small matrix instructions do, of weights of at most SHORT inputs FEW_SHORT."""
 
-FIXED, FIXED_PIECE = 64, 1024
-"""Where sums keep one order: tokens by which tiles are chosen, and those of one launch at most."""
+FIXED_PIECE = 1024
+"""Tokens of one launch at most, where sums keep one order."""
 
 WIDE = 192
 """Tokens beyond which arithmetic costs most."""
@@ -78,7 +85,7 @@ class ProductTile(NamedTuple):
     parts: int
 
 
-Tile = HeldTile | FewTile | EarlyTile | ProductTile | ManyTile
+Tile = HeldTile | OrderedTile | FewTile | EarlyTile | ProductTile | ManyTile
 """One class for each kernel."""
 
 
@@ -205,28 +212,41 @@ def share_of(inputs: int, step: int, parts: int) -> tuple[int, int]:
     return share, triton.cdiv(inputs, share)
 
 
-def tile_of(given: Given) -> Tile | None:
-    """The kernel for a projection, and its tile. None: the library's product."""
+def tile_of(given: Given, fixed: bool = False) -> Tile | None:
+    """The kernel for a projection, and its tile. None: the library's product.
+
+    `fixed`: of those that sum in one order, which are the tiles of many tokens.
+    """
     tokens, outputs, inputs = given.tokens, given.outputs, given.inputs
     fast = uses_matrix_units(given.x)
-    held = held_tile(tokens, outputs, inputs, given.block_k) if fast else None
+    early = early_serves(given.x, inputs, given.block_n, given.block_k)
+    if fixed:
+        tokens = min(max(tokens, 1 if early else FEW_SHORT + 1), WIDE)
+    held = held_tile(tokens, outputs, inputs, given.block_k) if fast and not fixed else None
     if held is not None:
         return held
-    early = early_serves(given.x, inputs, given.block_n, given.block_k)
-    if tokens <= (FEW_SHORT if inputs <= SHORT and not early else FEW):
+    few = FEW_SHORT if inputs <= SHORT and not early else FEW
+    if tokens <= few and not (fixed and early):
         return few_tile(tokens, outputs, inputs)
     if fast and tokens > WIDE:
         return None
     if early:
-        return early_tile(tokens, outputs, inputs)
+        return _early(tokens, outputs, inputs, fixed)
     if fast and given.block_n % 64 == 0 and inputs % given.block_k == 0:
         return product_tile(tokens, outputs)
     return many_tile(tokens, fast)
 
 
+def _early(tokens: int, outputs: int, inputs: int, fixed: bool) -> EarlyTile | OrderedTile:
+    """`fixed`: a few tokens' weights are held by programs that sum in the order of others."""
+    tile = early_tile(tokens, outputs, inputs)
+    ordered = ordered_tile(tokens, outputs, inputs, tile.parts) if fixed else None
+    return ordered or tile
+
+
 def _launch_fixed(given: Given, out: Tensor) -> Tensor:
-    """`out`, by the tile of FIXED tokens, whatever their number: a token's sums have one order."""
-    tile, lines = tile_of(given._replace(tokens=FIXED)), out.view(-1, given.outputs)
+    """`out`, in pieces of FIXED_PIECE tokens."""
+    tile, lines = tile_of(given, True), out.view(-1, given.outputs)
     assert tile is not None and not isinstance(tile, HeldTile | FewTile)
     parts = given.x.view(-1, given.inputs).split(FIXED_PIECE)
     for x, piece in zip(parts, lines.split(FIXED_PIECE), strict=True):
@@ -246,6 +266,8 @@ def shares(given: Given, tile: Tile) -> tuple[int, int]:
     match tile:
         case HeldTile():
             return tile.blocks * tile.rounds * given.block_k, tile.parts
+        case OrderedTile() if tile.parts == 1:
+            return given.inputs, 1
         case FewTile():
             return share_of(given.inputs, given.block_k * tile.slices, tile.parts)
         case _:
@@ -256,7 +278,7 @@ def fill_parts(given: Given, room: Tensor, tile: Tile) -> None:
     """`room`, as `room_for_parts` makes it, set to what programs find; it is yet to be added up."""
     share, parts = shares(given, tile)
     match tile:
-        case HeldTile():
+        case HeldTile() | OrderedTile():
             _fill_held(given, room, tile, share, parts)
         case FewTile():
             _fill_few(given, room, tile, share, parts)
@@ -268,12 +290,18 @@ def fill_parts(given: Given, room: Tensor, tile: Tile) -> None:
             _fill_many(given, room, tile, share, parts)
 
 
-def _fill_held(given: Given, room: Tensor, tile: HeldTile, share: int, parts: int) -> None:
+def _fill_held(
+    given: Given, room: Tensor, tile: HeldTile | OrderedTile, share: int, parts: int
+) -> None:
     """Of at most 8 tokens."""
-    held_products[(triton.cdiv(given.outputs, tile.outputs), parts)](
+    kernel, more = held_products, {}
+    if isinstance(tile, OrderedTile):
+        kernel, more = ordered_products, {"APART": tile.apart}
+    even = share == tile.blocks * tile.rounds * given.block_k and given.inputs == share * parts
+    kernel[(triton.cdiv(given.outputs, tile.outputs), parts)](
         *given.args(room, share), OUTPUTS=tile.outputs, TOKENS=MOST_HELD_TOKENS,
         BLOCKS=tile.blocks, ROUNDS=tile.rounds, STEP=given.block_k,
-        EVEN=given.inputs == share * parts, ASM=uses_matrix_units(given.x), CHAINED=CHAINED,
+        EVEN=even, ASM=uses_matrix_units(given.x), CHAINED=CHAINED, **more,
         num_warps=tile.warps, maxnreg=tile.registers, launch_pdl=CHAINED,
     )  # fmt: skip
 

@@ -54,11 +54,14 @@ MANY = Shape(64, Tile(128, 4, 0, 3), Tile(128, 4, 0, 2))
 MANY_FLOAT32 = Shape(32, Tile(32, 4, 0, 2), Tile(32, 4, 0, 2))
 
 
-def shape_for(pairs: int, experts: int, fast: bool) -> Shape:
-    """By how many tokens an expert has when they spread evenly."""
+def shape_for(pairs: int, experts: int, fast: bool, fixed: bool) -> Shape:
+    """By how many tokens an expert has when they spread evenly.
+
+    `fixed`: of those that sum in one order.
+    """
     if pairs <= 4 * experts:
         return FEW
-    if pairs <= 16 * experts:
+    if pairs <= 16 * experts or fixed:
         return SOME
     return MANY if fast else MANY_FLOAT32
 
@@ -330,13 +333,14 @@ def tiled_block_experts(
     limit: float | None,
     shared: BlockWeights | None,
     fast: bool,
+    shape: Shape,
 ) -> Tensor:
     """`block_experts` of contiguous x, ids and weights; `shared` only if it `takes_shared`."""
     (experts, hidden, width), top_k = own.down.shape, ids.shape[-1]
     out, pairs = torch.empty_like(x), ids.numel()
     if not pairs:
         return out
-    tokens, shape = pairs // top_k, shape_for(pairs, experts, fast)
+    tokens = pairs // top_k
     extra = 0 if shared is None else shared.down.shape[1] // width
     plan = list_tiles(ids, experts, shape.tokens)
     inner = x.new_empty((pairs + extra * tokens, width))
@@ -356,10 +360,9 @@ def tiled_block_experts(
     return out
 
 
-def takes_shared(pairs: int, experts: int, inner: int, shared_inner: int, fast: bool) -> bool:
+def takes_shared(shape: Shape, inner: int, shared_inner: int) -> bool:
     """Whether shared experts of such width run in the tiles of others, where those are small."""
-    small = shape_for(pairs, experts, fast).gate_up.slices > 0
-    return small and shared_parts(inner, shared_inner) is not None
+    return shape.gate_up.slices > 0 and shared_parts(inner, shared_inner) is not None
 
 
 def _project_down(

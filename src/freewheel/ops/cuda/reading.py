@@ -21,14 +21,20 @@ BLOCK = 128
 
 @implement("block_add_rms_norm", "cuda")
 def block_add_rms_norm(
-    x: Tensor, weight: Tensor, scale: Tensor, residual: Tensor, norm_weight: Tensor, eps: float
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    fixed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     (outputs, inputs), tokens = weight.shape, residual.numel() // weight.shape[0]
     given = Given(x.contiguous(), weight, scale, tokens, outputs, inputs, BLOCK, BLOCK)
     known = x.dtype in (torch.bfloat16, torch.float32) and x.dtype == residual.dtype
-    tile = tile_of(given) if known and tokens else None
+    tile = tile_of(given, fixed) if known and tokens else None
     if tile is None:
-        return add_norm_apart(x, weight, scale, residual, norm_weight, eps)
+        return add_norm_apart(x, weight, scale, residual, norm_weight, eps, fixed)
     parts = shares(given, tile)[1]
     # A single part is rounded as it is stored, as several are when they are added up.
     kind = x.dtype if parts == 1 else torch.float32
@@ -47,23 +53,27 @@ def wide_route(
     top_k: int,
     normalise: bool,
     scale: float,
+    fixed: bool = False,
 ) -> tuple[Tensor, Tensor]:
     own = (n_group, topk_group, top_k, normalise, scale)
     kinds = x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and not x.is_cuda)
-    if not kinds or weight.dtype != torch.float32 or not x.numel() or streams(x, weight):
-        return wide_route_apart(x, weight, bias, *own)
-    return route_parts(wide_parts(x, weight), x.shape[:-1], bias, *own)
+    few = streams(x, weight) and not fixed
+    if not kinds or weight.dtype != torch.float32 or not x.numel() or few:
+        return wide_route_apart(x, weight, bias, *own, fixed)
+    return route_parts(wide_parts(x, weight, fixed=fixed), x.shape[:-1], bias, *own)
 
 
 @implement("wide_route_best", "cuda")
 def wide_route_best(
-    x: Tensor, weight: Tensor, bias: Tensor, top_k: int, scale: float
+    x: Tensor, weight: Tensor, bias: Tensor, top_k: int, scale: float, fixed: bool = False
 ) -> tuple[Tensor, Tensor]:
     kinds = (x.dtype, weight.dtype, bias.dtype)
     known = kinds == (torch.bfloat16, torch.float32, torch.float32) and x.numel() > 0
-    if not known or streams(x, weight) or not routing.serves(x, len(weight), 1, top_k):
-        return wide_route_best_apart(x, weight, bias, top_k, scale)
+    few = streams(x, weight) and not fixed
+    if not known or few or not routing.serves(x, len(weight), 1, top_k):
+        return wide_route_best_apart(x, weight, bias, top_k, scale, fixed)
     shape = (*x.shape[:-1], top_k)
     weights, ids = weight.new_empty(shape), weight.new_empty(shape, dtype=torch.int32)
-    routing.route_by_block(wide_parts(x, weight), bias, weights, ids, (1, 1), scale, True, True)
+    parts = wide_parts(x, weight, fixed=fixed)
+    routing.route_by_block(parts, bias, weights, ids, (1, 1), scale, True, True)
     return weights, ids

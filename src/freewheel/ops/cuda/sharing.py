@@ -250,6 +250,7 @@ def shared_products(
     plain: Tensor | None,
     gates: Tensor | None,
     parts: int,
+    fixed: bool = False,
 ) -> Tensor:
     inputs = x.shape[-1]
     tokens, share = x.numel() // inputs, share_of(inputs, parts)
@@ -260,10 +261,21 @@ def shared_products(
         return _wide(given, outputs)
     whole = weight_scale is None or len(weight) % MANY_TILE.outputs == 0
     many = fast and whole and tokens <= MANY_TOKENS
-    if not tokens or not given.kernels_serve() or (tokens > FEW_TOKENS and not many):
-        return SPECIFICATIONS["shared_products"](x, weight, weight_scale, plain, gates, parts)
+    few = tokens <= FEW_TOKENS and not fixed
+    if not tokens or not given.kernels_serve() or not (few or many):
+        own = (weight, weight_scale, plain, gates, parts)
+        return _specified(x, *own) if fixed else SPECIFICATIONS["shared_products"](x, *own)
     out = torch.empty((parts, *x.shape[:-1], outputs), dtype=torch.float32, device=x.device)
-    return (_launch_few if tokens <= FEW_TOKENS else _launch_many)(given, out)
+    return (_launch_few if few else _launch_many)(given, out)
+
+
+def _specified(x: Tensor, *own: Tensor | int | None) -> Tensor:
+    """The specification, of so many tokens at a time that the library's products have one shape."""
+    lines = x.reshape(-1, x.shape[-1])
+    missing = -len(lines) % FEW_TOKENS
+    blocks = torch.nn.functional.pad(lines, (0, 0, 0, missing)).split(FEW_TOKENS)
+    found = torch.cat([SPECIFICATIONS["shared_products"](block, *own) for block in blocks], 1)
+    return found[:, : len(lines)].unflatten(1, x.shape[:-1])
 
 
 def _launch_few(given: Given, out: Tensor) -> Tensor:

@@ -27,6 +27,9 @@ from freewheel.ops.cuda.parts import add_parts
 OUTPUTS, STEP, STAGES = 64, 64, 4
 """Of one program; inputs at a time; loads ahead."""
 
+FEW_TOKENS, MOST_HELD = 16, 4
+"""Where sums keep one order, tokens up to which weights wait for them; so many steps at most."""
+
 MOST_ROWS, SHARE, MOST = 64, 256, 528
 """Tokens and inputs of one program; programs beyond which inputs are shared among fewer."""
 
@@ -72,12 +75,41 @@ def thirds(weight):
 
 
 @triton.jit
+def _add_step(total, own, value, FAST: tl.constexpr):
+    """`total` and the products of own [OUTPUTS, STEP] and value [STEP, TOKENS]."""
+    if FAST:
+        high, middle, low = thirds(own)
+        # The units cut off what lies below their sum's last bit: it is kept short.
+        return total + tl.dot(high, value, tl.dot(middle, value, tl.dot(low, value)))
+    else:
+        return tl.dot(own, value.to(tl.float32), total, input_precision="ieee")
+
+
+@triton.jit
+def _add_held(
+    total, weight_at, x_at, k, live, begin, end,
+    STEP: tl.constexpr, HELD: tl.constexpr, FAST: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
+    """All HELD steps, whose weights are on their way before it waits for the kernel in front."""
+    held = ()
+    for nth in tl.static_range(HELD):
+        inside = begin + nth * STEP + k < end
+        held = held + (tl.load(weight_at + begin + nth * STEP, mask=inside[None, :], other=0),)
+    wait(CHAINED)
+    for nth in tl.static_range(HELD):
+        inside = begin + nth * STEP + k < end
+        value = tl.load(x_at + begin + nth * STEP, mask=live & inside[:, None], other=0)
+        total = _add_step(total, held[nth], value, FAST)
+    return total
+
+
+@triton.jit
 def _wide_products(
     x, weight, out, M, N, K, SHARE,
     TOKENS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr,
-    EVEN: tl.constexpr, FAST: tl.constexpr, CHAINED: tl.constexpr,
+    HELD: tl.constexpr, EVEN: tl.constexpr, FAST: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    wait(CHAINED)
+    """HELD: how many times STEP inputs wait in registers for their tokens: all, or none."""
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     m = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     k = tl.arange(0, STEP)
@@ -87,53 +119,58 @@ def _wide_products(
     begin = tl.program_id(2) * SHARE
     end = tl.minimum(begin + SHARE, K)
     total = tl.zeros((OUTPUTS, TOKENS), tl.float32)
-    for at in tl.range(begin, end, STEP, num_stages=STAGES):
-        if EVEN:
-            own = tl.load(weight_at + at)
-            value = tl.load(x_at + at, mask=live, other=0)
-        else:
-            inside = at + k < end
-            own = tl.load(weight_at + at, mask=inside[None, :], other=0)
-            value = tl.load(x_at + at, mask=live & inside[:, None], other=0)
-        if FAST:
-            high, middle, low = thirds(own)
-            # The units cut off what lies below their sum's last bit: it is kept short.
-            part = tl.dot(high, value, tl.dot(middle, value, tl.dot(low, value)))
-            total += part
-        else:
-            total = tl.dot(own, value.to(tl.float32), total, input_precision="ieee")
+    if HELD:
+        total = _add_held(
+            total, weight_at, x_at, k, live, begin, end, STEP, HELD, FAST, CHAINED
+        )  # fmt: skip
+    else:
+        wait(CHAINED)
+        for at in tl.range(begin, end, STEP, num_stages=STAGES):
+            if EVEN:
+                own = tl.load(weight_at + at)
+                value = tl.load(x_at + at, mask=live, other=0)
+            else:
+                inside = at + k < end
+                own = tl.load(weight_at + at, mask=inside[None, :], other=0)
+                value = tl.load(x_at + at, mask=live & inside[:, None], other=0)
+            total = _add_step(total, own, value, FAST)
     release(CHAINED)
     target = out + (tl.program_id(2) * M + m).to(tl.int64)[None, :] * N + n[:, None]
     tl.store(target, total, mask=live & (n < N)[:, None])
 
 
-def tile_for(tokens: int, outputs: int, inputs: int) -> Tile:
-    """By shapes alone, which a captured graph holds fixed."""
+def tile_for(tokens: int, outputs: int, inputs: int, fixed: bool = False) -> Tile:
+    """By shapes alone, which a captured graph holds fixed. `fixed`: inputs are shared out by the
+    weight's alone."""
     rows = min(MOST_ROWS, max(16, triton.next_power_of_2(tokens)))
-    tiles = triton.cdiv(tokens, rows) * triton.cdiv(outputs, OUTPUTS)
+    tiles = (1 if fixed else triton.cdiv(tokens, rows)) * triton.cdiv(outputs, OUTPUTS)
     parts = max(1, min(triton.cdiv(inputs, SHARE), MOST // tiles))
     share = triton.cdiv(triton.cdiv(inputs, STEP), parts) * STEP
     return Tile(rows, OUTPUTS, STEP, 4, STAGES, share)
 
 
-def wide_products(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
+def wide_products(
+    x: Tensor, weight: Tensor, tile: Tile | None = None, fixed: bool = False
+) -> Tensor:
     """`wide_linear` of bfloat16 x [..., I], not empty, and float32 weight [O, I]: [..., O]."""
-    parts = wide_parts(x, weight, tile)
+    parts = wide_parts(x, weight, tile, fixed)
     out = parts[0] if len(parts) == 1 else add_parts(parts, torch.empty_like(parts[0]))
     return out.view(*x.shape[:-1], len(weight))
 
 
-def wide_parts(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
+def wide_parts(x: Tensor, weight: Tensor, tile: Tile | None = None, fixed: bool = False) -> Tensor:
     """float32 [P, tokens, O]: parts that add up to `wide_products`."""
     outputs, inputs = weight.shape
     tokens = x.numel() // inputs
-    tile = tile or tile_for(tokens, outputs, inputs)
+    tile = tile or tile_for(tokens, outputs, inputs, fixed)
     parts = triton.cdiv(inputs, tile.share)
     room = weight.new_empty((parts, tokens, outputs))
     grid = (triton.cdiv(outputs, tile.outputs), triton.cdiv(tokens, tile.tokens), parts)
+    steps = triton.cdiv(tile.share, tile.inputs)
+    held = steps if fixed and tokens <= FEW_TOKENS and steps <= MOST_HELD else 0
     _wide_products[grid](
         x.contiguous(), weight, room, tokens, outputs, inputs, tile.share, TOKENS=tile.tokens,
-        OUTPUTS=tile.outputs, STEP=tile.inputs, STAGES=tile.stages,
+        OUTPUTS=tile.outputs, STEP=tile.inputs, STAGES=tile.stages, HELD=held,
         EVEN=inputs % tile.inputs == 0, FAST=x.is_cuda, CHAINED=CHAINED, num_warps=tile.warps,
         launch_pdl=CHAINED,
     )  # fmt: skip
