@@ -15,6 +15,9 @@ from torch import Tensor
 from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.keys import turn_tail
 
+AHEAD = 8
+"""Parts that a program asks for at once."""
+
 SCRATCH = 1 << 24
 """Floats of unjoined parts held at once; wider rectangles go through in pieces of whole queries."""
 
@@ -47,31 +50,38 @@ def room_for(out: Tensor, parts: int) -> Rooms:
 @triton.jit
 def _join_parts(
     part_in, high_in, total_in, sinks, positions, table, out, parts, H,
-    DIM: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-    CHAINED: tl.constexpr,
+    DIM: tl.constexpr, SPAN: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr,
+    BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """`BLOCK` pairs of a head's output, turned back if SPAN is not 0."""
-    follow(CHAINED)
     n, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pair = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     d = 2 * pair[:, None] + tl.arange(0, 2)[None, :]
     first = n * parts * H + h
     every = tl.arange(0, PARTS)
+    sink, angles = tl.load(sinks + h), table
+    if SPAN > 0:  # positions are older than the kernel in front
+        angles = table + tl.load(positions + n, cache_modifier=".cg").to(tl.int64) * SPAN
+    follow(CHAINED)
     highs = tl.load(high_in + first + every * H, mask=every < parts, other=float("-inf"))
     totals = tl.load(total_in + first + every * H, mask=every < parts, other=0)
-    sink = tl.load(sinks + h)
     shift = tl.maximum(tl.max(highs, 0), sink)  # finite: sinks are
     total = tl.sum(totals * tl.exp(highs - shift), 0) + tl.exp(sink - shift)
     mixed = tl.zeros((BLOCK, 2), tl.float32)
-    for part in range(parts):
-        cell = first + part * H
-        width = tl.where(tl.load(total_in + cell) == 0, 0, DIM)  # 0: it was never written
-        value = tl.load(part_in + cell * DIM + d, mask=d < width, other=0)
-        mixed += value * tl.exp(tl.load(high_in + cell) - shift)
+    for begin in range(0, parts, AHEAD):
+        values, shares = (), ()  # all are asked for before one is used
+        for nth in tl.static_range(AHEAD):
+            cell, there = first + (begin + nth) * H, begin + nth < parts
+            own = tl.load(total_in + cell, mask=there, other=0)
+            width = tl.where(own == 0, 0, DIM)  # 0: it was never written
+            values += (tl.load(part_in + cell * DIM + d, mask=d < width, other=0),)
+            high = tl.load(high_in + cell, mask=there, other=float("-inf"))
+            shares += (tl.exp(high - shift),)
+        for nth in tl.static_range(AHEAD):
+            mixed += values[nth] * shares[nth]
     mixed = mixed / total
     if SPAN > 0:
         first, second = tl.split(mixed)
-        angles = table + tl.load(positions + n).to(tl.int64) * SPAN
         low, high = turn_tail(first, second, angles, pair, DIM, -1.0, SPAN)
         mixed = tl.join(low, high)
     tl.store(out + (n * H + h) * DIM + d, mixed.to(out.dtype.element_ty), mask=d < DIM)
@@ -81,9 +91,10 @@ def join(mixed: Tensor, high: Tensor, total: Tensor, close: Close, out: Tensor) 
     """out [N, H, D] of what `room_for` describes; a part whose sum is 0 need not be written."""
     (count, parts, heads, dim) = mixed.shape
     pairs = min(64, max(16, triton.next_power_of_2(dim)) // 2)
+    most = triton.next_power_of_2(max(1, parts))
     _join_parts[(count, heads, triton.cdiv(dim, 2 * pairs))](
         mixed, high, total, close.sinks, close.positions, close.table, out, parts, heads,
-        DIM=dim, SPAN=close.span, PARTS=triton.next_power_of_2(max(1, parts)), BLOCK=pairs,
+        DIM=dim, SPAN=close.span, PARTS=most, AHEAD=min(AHEAD, most), BLOCK=pairs,
         CHAINED=CHAINED, num_warps=1, launch_pdl=CHAINED,
     )  # fmt: skip
 
