@@ -27,6 +27,9 @@ from freewheel.ops.cuda.streaming import few_tokens, many_tokens
 STEP = 128
 """Rows and inputs that one scale covers."""
 
+MOST_WIDE = 64
+"""Tokens up to which what an expert gives stays in float32 until it is added up."""
+
 ROUNDS = 8
 """Tiles of outputs of one program of a short down projection."""
 
@@ -313,7 +316,7 @@ def list_tiles(ids: Tensor, experts: int, tokens: int) -> Plan:
 
 
 def sum_choices(parts: Tensor, ids: Tensor, out: Tensor, extra: int = 0) -> None:
-    """parts float32 [pairs + extra * tokens, H], each token's summed into out [..., H].
+    """parts float [pairs + extra * tokens, H], each token's summed in float32 into out [..., H].
 
     Those of choices of nobody (-1) in ids int32 [..., top_k] are not read.
     """
@@ -344,7 +347,9 @@ def tiled_block_experts(
     extra = 0 if shared is None else shared.down.shape[1] // width
     plan = list_tiles(ids, experts, shape.tokens)
     inner = x.new_empty((pairs + extra * tokens, width))
-    parts = torch.empty((pairs + extra * tokens, hidden), dtype=torch.float32, device=x.device)
+    # Of many tokens they are more than the L2 cache holds beside weights.
+    kind = x.dtype if tokens > MOST_WIDE else torch.float32
+    parts = torch.empty((pairs + extra * tokens, hidden), dtype=kind, device=x.device)
     up, behind = shape.gate_up, own if shared is None else shared
     tiles = plan.experts.shape[0] + extra * triton.cdiv(tokens, shape.tokens)
     _gate_up[(triton.cdiv(width, up.outputs // 2), tiles)](
@@ -368,7 +373,7 @@ def takes_shared(shape: Shape, inner: int, shared_inner: int) -> bool:
 def _project_down(
     args: tuple[Tensor | int, ...], tiles: int, extra: int, shape: Shape, fast: bool
 ) -> None:
-    """inner [pairs, I] times its pair's expert and weight, into parts float32 [pairs, H]."""
+    """inner [pairs, I] times its pair's expert and weight, into parts float [pairs, H]."""
     hidden, width, low = int(args[-2]), int(args[-1]), shape.down
     blocks = triton.next_power_of_2(triton.cdiv(width, STEP))
     if low.slices and blocks <= MOST_BLOCKS:
