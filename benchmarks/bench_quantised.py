@@ -31,7 +31,8 @@ from freewheel.ops import (
     block_linear,
     grouped_experts,
     load_kernels,
-    mxfp4_experts,
+    repack_mxfp4,
+    repacked_experts,
     wide_linear,
 )
 from freewheel.ops.codecs import blocks
@@ -144,13 +145,14 @@ def _mxfp4_experts(counts: list[int]) -> Iterator[Line]:
         _bytes(0, 256, EXPERTS, V4_HIDDEN, V4_INNER // 2),
         _bytes(118, 124, EXPERTS, V4_HIDDEN, V4_INNER // 32),
     )
+    own = repack_mxfp4(*own[:2], True), repack_mxfp4(*own[2:], False)
     size = 3 * V4_INNER * V4_HIDDEN * (1 / 2 + 1 / 32)
     for count in counts:
         x, shares = _draw(count, V4_HIDDEN), torch.rand(count, V4_TOP_K, device=DEVICE)
         routings, hit = _routings(count, EXPERTS, V4_TOP_K)
-        us = _time(mxfp4_experts, [(x, *own, r, shares, V4_LIMIT) for r in routings])
+        us = _time(repacked_experts, [(x, *own, r, shares, V4_LIMIT) for r in routings])
         given = (x, *(t[:CHECKED] for t in own), routings[0] % CHECKED, shares, V4_LIMIT)
-        error = _error("mxfp4_experts", given)
+        error = _error("repacked_experts", given)
         yield Line("experts mxfp4", count, us, _floor(hit * size), error)
 
 

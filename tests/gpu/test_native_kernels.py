@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels
+from freewheel.ops import IMPLEMENTATIONS, SPECIFICATIONS, load_kernels, repack_mxfp4
 from freewheel.ops.codecs import quantise_blocks, quantise_mxfp4
 from freewheel.ops.rows import write_index_keys
 from tests.ops.cases import ints
+from tests.ops.quantised_cases import repacked
 
 LARGEST_ERROR = {True: 2**-6, False: 2e-5}
 """Over packed keys and others, of the largest logit."""
@@ -114,7 +115,7 @@ def test_a_query_s_logits_do_not_depend_on_the_width() -> None:
 @pytest.mark.parametrize("limit", [None, 2.5])
 @pytest.mark.parametrize("tokens", [1, 8, 9, 40, 130, 400])
 @pytest.mark.parametrize(("hidden", "width"), [(4096, 256), (7168, 384), (1024, 2048)])
-def test_mxfp4_experts_stay_within_their_error(
+def test_repacked_experts_stay_within_their_error(
     hidden: int, width: int, tokens: int, limit: float | None
 ) -> None:
     """Some experts with many tokens, one without any; the same bits at a second time."""
@@ -125,10 +126,11 @@ def test_mxfp4_experts_stay_within_their_error(
     x = torch.randn(1, tokens, hidden).bfloat16()
     given = (x, *gate_up, *down, ids, torch.rand(1, tokens, 3), limit)
     args: list[Any] = [a.cuda() if isinstance(a, Tensor) else a for a in given]
-    found = IMPLEMENTATIONS["mxfp4_experts", "cuda"](*args)
+    own = repacked(tuple(args))
+    found = IMPLEMENTATIONS["repacked_experts", "cuda"](*own)
     expected = SPECIFICATIONS["mxfp4_experts"](args[0].double(), *args[1:])
     assert (found.double() - expected).norm() <= 2**-8 * expected.norm()
-    assert torch.equal(IMPLEMENTATIONS["mxfp4_experts", "cuda"](*args), found)
+    assert torch.equal(IMPLEMENTATIONS["repacked_experts", "cuda"](*own), found)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -180,10 +182,11 @@ def test_told_to_keep_one_order_a_token_s_sums_are_the_same_in_any_company() -> 
     gate_up = quantise_mxfp4(torch.randn(9, 512, 4096) / 64)
     down = quantise_mxfp4(torch.randn(9, 4096, 256) / 16)
     shares = torch.rand(1, 70, 3).cuda()
-    own = [a.cuda() for a in (*gate_up, *down)]
+    pieces = repack_mxfp4(*gate_up, True), repack_mxfp4(*down, False)
+    own = [a.cuda() for a in pieces]
     flat = [a.cuda() for a in quantise_blocks(torch.randn(1024, 4096) / 64)]
     x, ids = x.cuda(), ids.cuda()
-    experts = IMPLEMENTATIONS["mxfp4_experts", "cuda"]
+    experts = IMPLEMENTATIONS["repacked_experts", "cuda"]
     linear = IMPLEMENTATIONS["block_linear", "cuda"]
     mixed = experts(x, *own, ids, shares, None, fixed=True)
     lines = linear(x, *flat, fixed=True)

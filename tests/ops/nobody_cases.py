@@ -10,10 +10,11 @@ from torch import Tensor
 
 from freewheel.ops import SPECIFICATIONS
 from tests.ops.cases import draw, generator
-from tests.ops.quantised_cases import Sizes, expert_arguments, shared_blocks
+from tests.ops.quantised_cases import Sizes, expert_arguments, repacked, shared_blocks
 
 EXPERTS, TOP_K = 6, 3
-IDS, WEIGHTS = {"grouped_experts": 3, "clamped_experts": 3}, ("grouped_experts", "clamped_experts")
+IDS = {"grouped_experts": 3, "clamped_experts": 3, "repacked_experts": 3}
+WEIGHTS = ("grouped_experts", "clamped_experts")
 
 
 def arguments(name: str, tokens: int, dtype: torch.dtype, shared: bool = False) -> list[Any]:
@@ -27,9 +28,10 @@ def arguments(name: str, tokens: int, dtype: torch.dtype, shared: bool = False) 
         if shared and name == "grouped_experts":
             args += [(draw(6, 40, 48) / 7).to(dtype), (draw(7, 48, 20) / 4).to(dtype)]
     else:
-        of = Sizes(1, tokens, 2, dtype)
-        args = [*expert_arguments(name, of, EXPERTS, 128, 256, TOP_K, 0.4)]
+        of, plain = Sizes(1, tokens, 2, dtype), name.replace("repacked", "mxfp4")
+        args = [*expert_arguments(plain, of, EXPERTS, 128, 256, TOP_K, 0.4)]
         args += shared_blocks(4, 128, 256) if shared else ()
+        args = args if name == plain else [*repacked(tuple(args))]
     at = IDS.get(name, 5)
     ids, shares = args[at], args[at + 1]
     nobody = (torch.rand(ids.shape, generator=generator(9)) < 0.4) | (ids == 0)  # bool [1, T, k]
@@ -48,7 +50,7 @@ def expected(name: str, args: list[Any]) -> Tensor:
 
 def with_broken_first(name: str, args: list[Any]) -> list[Any]:
     """The same, but whoever multiplies by expert 0, were it by a weight of 0, gets no number."""
-    at = 1 if name in WEIGHTS else 2
+    at = 1 if name in (*WEIGHTS, "repacked_experts") else 2
     broken = args[at].clone()
     broken[0] = 255 if broken.dtype == torch.uint8 else float("nan")
     return [*args[:at], broken, *args[at + 1 :]]

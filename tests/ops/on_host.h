@@ -339,6 +339,21 @@ inline uint4 narrowed(const Eight& wide) {
   return make_uint4(rounded_pair(wide.of[0], wide.of[1]), rounded_pair(wide.of[2], wide.of[3]),
                     rounded_pair(wide.of[4], wide.of[5]), rounded_pair(wide.of[6], wide.of[7]));
 }
+inline unsigned turned(unsigned word, int by) { return std::rotr(word, by); }
+inline void copy_piece(void* to, const void* from) { memcpy(to, from, 16); }
+inline void close_copies() {}
+template <int open> void await_copies() {}
+typedef unsigned long long Meeting;  // members, arrived, turns that are over
+inline void open_meeting(unsigned long long* own, int count) {
+  *own = (unsigned long long)count << 48;
+}
+inline void arrive_at(unsigned long long* own) {
+  *own += 1ull << 32;
+  if ((*own >> 32 & 0xffff) == *own >> 48) *own = (*own & 0xffff0000ffffffffull) + 1;
+}
+inline void await_meeting(unsigned long long* own, int turn) {
+  while ((unsigned)*own <= (unsigned)turn) pass();
+}
 inline float inverse_of(float x) { return 1 / x; }
 inline void first_sync(int count) {
   Barrier& barrier = now->firsts[block() - now->first];

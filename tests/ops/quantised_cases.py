@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from freewheel.ops import repack_mxfp4
 from freewheel.ops.codecs import quantise_blocks, quantise_mxfp4
 from tests.ops.cases import Sizes, draw, generator
 
@@ -69,9 +70,23 @@ def _experts(name: str, of: Sizes) -> tuple[Any, ...]:
     return args
 
 
+def repacked(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of `repacked_experts` that stand for those of `mxfp4_experts`."""
+    x, up, up_scale, low, low_scale, *rest = args
+    return x, repack_mxfp4(up, up_scale, True), repack_mxfp4(low, low_scale, False), *rest
+
+
+def _repacked(name: str, of: Sizes) -> tuple[Any, ...]:
+    del name
+    limit = 0.5 if of.seed % 2 else None
+    args = expert_arguments("mxfp4_experts", of, 6, 128, 256, 2, limit)
+    return repacked((*args, *shared_blocks(of.seed, 128, 256)) if of.seed % 4 < 2 else args)
+
+
 QUANTISED_CASES: dict[str, Callable[[str, Sizes], tuple[Any, ...]]] = {
     "block_linear": _linear,
     "block_experts": _experts,
     "mxfp4_experts": _experts,
+    "repacked_experts": _repacked,
 }
 """Arguments of one valid call of each op."""

@@ -68,7 +68,7 @@ def registered(name: str) -> Any:
 
 def test_every_op_of_these_files_is_covered_here() -> None:
     names = ("attention", "cache", "dense", "clamped", "compressed", "hyper", "latents")
-    names = (*names, "quantised", "sinks")
+    names = (*names, "quantised", "repacking", "sinks")
     files = [f"freewheel.ops.{name}" for name in names]
     declared = {name for name, body in SPECIFICATIONS.items() if body.__module__ in files}
     assert declared == set(CASES)

@@ -62,7 +62,7 @@ def built(folder: Path, name: str, entry: str, constants: dict[str, int]) -> Cal
     """`entry`, which runs `sources/NAME.cu` for `constants`."""
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
     defined = [f"#define {word} {value}" for word, value in constants.items()]
-    files = (Path(__file__).parent / "on_host.h", SOURCES / f"{name}.cu")
+    files = (Path(__file__).parent / "on_host.h", SOURCES / "pieces.cuh", SOURCES / f"{name}.cu")
     source.write_text("\n".join((*defined, *(one.read_text() for one in files), entry)))
     command = [str(COMPILER), "-std=c++20", "-O1", "-shared", "-fPIC", str(source)]
     subprocess.run([*command, "-o", str(library)], check=True)

@@ -156,7 +156,8 @@ def test_both_ways_of_the_cpu_body_agree(monkeypatch: pytest.MonkeyPatch, limit:
 @pytest.mark.parametrize("tokens", [4, 40])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
-    "name", ["grouped_experts", "clamped_experts", "block_experts", "mxfp4_experts"]
+    "name",
+    ["grouped_experts", "clamped_experts", "block_experts", "mxfp4_experts", "repacked_experts"],
 )
 def test_a_choice_of_nobody_adds_nothing_and_reads_nothing(
     name: str, shared: bool, tokens: int

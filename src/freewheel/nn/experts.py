@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from freewheel import ops
@@ -102,7 +103,26 @@ class PackedExperts:
         return ops.mxfp4_experts(x, *own, self.limit, *shared)
 
 
-StoredExperts = PlainExperts | ClampedExperts | BlockExperts | PackedExperts
+@dataclass(frozen=True)
+class RepackedExperts:
+    """As `PackedExperts`, in the order in which a GPU's warps read them (`ops.repack_mxfp4`)."""
+
+    gate_up: Tensor  # uint8 [E, 2 * I / 16, H / 128, 1088]
+    down: Tensor  # uint8 [E, H / 16, I / 128, 1088]
+    limit: float | None
+    shared_gate_up: BlockLinear | None = None  # [2 * J, H]
+    shared_down: BlockLinear | None = None  # [H, J]
+
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        own = (self.gate_up, self.down, ids, weights)
+        gate_up, down = self.shared_gate_up, self.shared_down
+        if gate_up is None or down is None:
+            return ops.repacked_experts(x, *own, self.limit)
+        shared = (gate_up.weight, gate_up.scale, down.weight, down.scale)
+        return ops.repacked_experts(x, *own, self.limit, *shared)
+
+
+StoredExperts = PlainExperts | ClampedExperts | BlockExperts | PackedExperts | RepackedExperts
 
 
 @dataclass(frozen=True)
@@ -131,7 +151,7 @@ def with_shared(experts: Experts, gate_up: Projection, down: Projection) -> Expe
             return replace(experts, experts=inner)
         case PlainExperts(), Linear(), Linear():
             return replace(experts, shared_gate_up=gate_up.weight, shared_down=down.weight)
-        case BlockExperts() | PackedExperts(), BlockLinear(), BlockLinear():
+        case BlockExperts() | PackedExperts() | RepackedExperts(), BlockLinear(), BlockLinear():
             return replace(experts, shared_gate_up=gate_up, shared_down=down)
         case _:
             return None
@@ -165,7 +185,24 @@ def load_experts(
         gate_up, down = _load_together(source, name, experts, shape)
     else:
         gate_up, down = _load_apart(source, name, parts, experts, shape)
-    return _spread(_experts(name, gate_up, down, limit), experts, source.mesh)
+    own = _experts(name, gate_up, down, limit)
+    if isinstance(own, PackedExperts):
+        own = _repacked(own, source)
+    return _spread(own, experts, source.mesh)
+
+
+def _repacked(own: PackedExperts, source: WeightSource) -> PackedExperts | RepackedExperts:
+    """`own` in the order of the kernels that run them; as they are where there are none.
+
+    Those are for bfloat16, and for experts that fall into whole pieces.
+    """
+    outputs, inputs = own.down.shape[1], 2 * own.down.shape[2]
+    whole = ops.repackable(outputs, inputs) and ops.repackable(2 * inputs, outputs)
+    lacking = ops.kernels_lack(source.device.type) is not None
+    if lacking or not whole or source.dtype != torch.bfloat16:
+        return own
+    gate_up = ops.repack_mxfp4(own.gate_up, own.gate_up_scale, True)
+    return RepackedExperts(gate_up, ops.repack_mxfp4(own.down, own.down_scale, False), own.limit)
 
 
 def _spread(own: StoredExperts, experts: int, mesh: Mesh) -> Experts:

@@ -115,6 +115,7 @@ from freewheel.ops.registry import (
     load_ahead,
     load_kernels,
 )
+from freewheel.ops.repacking import repack_mxfp4, repackable, repacked_experts
 from freewheel.ops.scoring import score
 from freewheel.ops.sharing import MANY_TOKENS, parts_for, shared_products
 from freewheel.ops.sinks import sink_attention
@@ -206,6 +207,9 @@ __all__ = [
     "project_raw",
     "quantise_blocks",
     "quantise_mxfp4",
+    "repack_mxfp4",
+    "repackable",
+    "repacked_experts",
     "rms_norm",
     "rope",
     "rope_tail",

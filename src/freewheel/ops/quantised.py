@@ -69,7 +69,7 @@ def block_linear(
     return F.linear(values, dense).to(x.dtype)
 
 
-def _fake_experts(x: Tensor, *_: object) -> Tensor:
+def fake_experts(x: Tensor, *_: object) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -78,7 +78,7 @@ def run_expert(x: Tensor, weights: tuple[Tensor, Tensor], limit: float | None) -
     return F.linear(gated(F.linear(x, weights[0]), limit), weights[1])
 
 
-def _sum_experts(
+def sum_experts(
     x: Tensor, experts: int, weights_of: Weights, ids: Tensor, weights: Tensor, limit: float | None
 ) -> Tensor:
     """As `grouped_experts`: every expert on every token, masked where it was not chosen.
@@ -113,7 +113,7 @@ def block_weights(
     "Tensor ids, Tensor weights, float? limit=None, Tensor? shared_gate_up=None, "
     "Tensor? shared_gate_up_scale=None, Tensor? shared_down=None, Tensor? shared_down_scale=None, "
     "bool fixed=False) -> Tensor",
-    fake=_fake_experts,
+    fake=fake_experts,
 )
 def block_experts(
     x: Tensor,  # float [..., H]
@@ -137,7 +137,7 @@ def block_experts(
     """
     of = block_weights(gate_up, gate_up_scale, down, down_scale)
     values = wide(x)
-    total = _sum_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    total = sum_experts(values, gate_up.shape[0], of, ids, weights, limit)
     shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
     return (total + shared_output(values, shared, limit)).to(x.dtype)
 
@@ -173,7 +173,7 @@ def mxfp4_weights(
     "Tensor ids, Tensor weights, float? limit=None, Tensor? shared_gate_up=None, "
     "Tensor? shared_gate_up_scale=None, Tensor? shared_down=None, Tensor? shared_down_scale=None, "
     "bool fixed=False) -> Tensor",
-    fake=_fake_experts,
+    fake=fake_experts,
 )
 def mxfp4_experts(
     x: Tensor,  # float [..., H]
@@ -196,6 +196,6 @@ def mxfp4_experts(
     order of sums, whatever the number of tokens.
     """
     of, values = mxfp4_weights(gate_up, gate_up_scale, down, down_scale), wide(x)
-    total = _sum_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    total = sum_experts(values, gate_up.shape[0], of, ids, weights, limit)
     shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
     return (total + shared_output(values, shared, limit)).to(x.dtype)

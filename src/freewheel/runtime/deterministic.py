@@ -44,6 +44,7 @@ _BY_TOKEN: dict[Any, tuple[int, ...]] = {
     ops.block_linear: (0,),
     ops.block_experts: (0, 5, 6),
     ops.mxfp4_experts: (0, 5, 6),
+    ops.repacked_experts: (0, 3, 4),
     ops.clamped_experts: (0, 3, 4),
     ops.project_raw: (0,),
 }
@@ -81,6 +82,7 @@ _TOLD = (
     ops.block_linear,
     ops.block_experts,
     ops.mxfp4_experts,
+    ops.repacked_experts,
     ops.hyper_cross,
     ops.hyper_open,
     ops.hyper_enter,

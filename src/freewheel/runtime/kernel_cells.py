@@ -29,7 +29,7 @@ In FP8 twice as many operations.
 INDEX_LOGITS = ("index_logits", "fp8_index_logits")
 LATENT_ATTENTION = ("sparse_mla", "fp8_sparse_mla")
 WINDOW_ATTENTION = ("window_attention", "fp8_window_attention")
-EXPERTS = ("block_experts", "mxfp4_experts")
+EXPERTS = ("block_experts", "mxfp4_experts", "repacked_experts")
 
 HEADED = (*LATENT_ATTENTION, *WINDOW_ATTENTION, "absorb_query", "expand_values")
 """Ops whose cost depends on the number of heads."""
@@ -156,7 +156,7 @@ def _cells() -> tuple[Cell, ...]:
         *(Cell(op, b, 4) for op in ("absorb_query", "expand_values") for b in (1, 8, 32)),
         *(Cell("block_linear", b, 4, dims=dims) for dims in products for b in (1, 8, 32)),
         *(Cell("block_experts", b, 4, dims=v32) for b in (1, 8, 32)),
-        *(Cell("mxfp4_experts", b, 4, dims=v4) for b in (1, 8, 32)),
+        *(Cell(op, b, 4, dims=v4) for op in EXPERTS[1:] for b in (1, 8, 32)),
         *(Cell("choose", b, w) for b, w in ((1, 1), (1, 4), (8, 4), (32, 4), (256, 1))),
     )
 

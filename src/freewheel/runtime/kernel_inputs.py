@@ -18,7 +18,6 @@ from freewheel import ops
 from freewheel.ops.rows import write_index_keys, write_keys, write_latents
 from freewheel.runtime.kernel_cells import (
     ENTRIES,
-    EXPERTS,
     INDEX_DIM,
     INDEX_HEADS,
     INDEX_LOGITS,
@@ -53,7 +52,8 @@ BATCHED: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(LATENT_ATTENTION, (0, 2)),
     **dict.fromkeys(WINDOW_ATTENTION, (0, 2, 4, 7)),
     "absorb_query": (0, 2),
-    **dict.fromkeys(EXPERTS, (0, 5, 6)),
+    **dict.fromkeys(("block_experts", "mxfp4_experts"), (0, 5, 6)),
+    "repacked_experts": (0, 3, 4),
     "choose": (0, 1, 2),
 }
 """Op -> its arguments whose first dimension is the batch's; (0,) of others."""
@@ -232,6 +232,11 @@ def _draw_mxfp4_experts(cell: Cell, device: torch.device) -> tuple[Any, ...]:
     return x, *weights, *_choices(cell, device), LIMIT
 
 
+def _draw_repacked_experts(cell: Cell, device: torch.device) -> tuple[Any, ...]:
+    x, up, up_scale, low, low_scale, *rest = _draw_mxfp4_experts(cell, device)
+    return x, ops.repack_mxfp4(up, up_scale, True), ops.repack_mxfp4(low, low_scale, False), *rest
+
+
 def _draw_choose(cell: Cell, device: torch.device) -> tuple[Any, ...]:
     """All rows sample, each with every filter."""
     logits = 3 * torch.randn(cell.batch, cell.width, VOCABULARY, device=device)
@@ -260,5 +265,6 @@ _DRAWERS = {
     "block_linear": _draw_block_linear,
     "block_experts": _draw_block_experts,
     "mxfp4_experts": _draw_mxfp4_experts,
+    "repacked_experts": _draw_repacked_experts,
     "choose": _draw_choose,
 }

@@ -16,6 +16,7 @@ from freewheel.ops.quantised import (
     shared_output,
 )
 from freewheel.ops.registry import implement
+from freewheel.ops.repacking import repacked_weights
 
 
 @implement("block_experts", "cpu")
@@ -59,6 +60,27 @@ def mxfp4_experts(
 ) -> Tensor:
     del fixed
     of, values = mxfp4_weights(gate_up, gate_up_scale, down, down_scale), wide(x)
+    total = _chosen_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
+    return total.add_(shared_output(values, shared, limit)).to(x.dtype)
+
+
+@implement("repacked_experts", "cpu")
+def repacked_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    limit: float | None = None,
+    shared_gate_up: Tensor | None = None,
+    shared_gate_up_scale: Tensor | None = None,
+    shared_down: Tensor | None = None,
+    shared_down_scale: Tensor | None = None,
+    fixed: bool = False,
+) -> Tensor:
+    del fixed
+    of, values = repacked_weights(gate_up, down), wide(x)
     total = _chosen_experts(values, gate_up.shape[0], of, ids, weights, limit)
     shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
     return total.add_(shared_output(values, shared, limit)).to(x.dtype)

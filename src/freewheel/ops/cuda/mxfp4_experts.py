@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixture of experts over MXFP4 weights: in CUDA C++ (`packed_experts`), or with a stand-in.
+"""A mixture of experts over MXFP4 weights in the order of their checkpoint, in Triton.
 
-The stand-in's tiles and launches are those of FP8 experts.
+It stands in where weights cannot be repacked (`repacked_experts`): on chips older than Hopper, for
+float32, and for widths that are no multiple of 128. Tiles and launches are those of FP8 experts.
 
 A byte holds two neighbouring inputs, so low and high nibbles meet even and odd activations in two
 products and nothing is interleaved. The 32 inputs that
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from freewheel.ops.cuda.block_experts import as_bytes, run_shared
 from freewheel.ops.cuda.gating import gate
-from freewheel.ops.cuda.packed_experts import Packed, packed_experts, takes
 from freewheel.ops.cuda.quantised import uses_matrix_units
 from freewheel.ops.cuda.quantised_experts import list_tiles, sum_choices
 from freewheel.ops.cuda.streaming import operand
@@ -218,6 +218,10 @@ def tokens_for(pairs: int, experts: int) -> int:
     return 16 if pairs <= 16 * experts else 32
 
 
+Packed = tuple[Tensor, Tensor]
+"""Codes and scales."""
+
+
 @implement("mxfp4_experts", "cuda")
 def mxfp4_experts(
     x: Tensor,
@@ -240,28 +244,10 @@ def mxfp4_experts(
         return SPECIFICATIONS["mxfp4_experts"](*given, *shared)
     x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
     own, behind = ((gate_up, gate_up_scale), (down, down_scale)), as_bytes(*shared)
-    width = 2 * down.shape[2]
     if not x.numel():
         return torch.empty_like(x)
-    if behind is None or not takes(x, width) or behind.down.shape[1] != width:
-        run = packed_experts_alone if takes(x, width) else tiled_experts
-        out = run(x, *own, ids, weights, limit, fixed)
-        return out if behind is None else out + run_shared(x, behind, limit, fixed)
-    pairs = (behind.gate_up, behind.gate_up_scale), (behind.down, behind.down_scale)
-    return packed_experts(x, *own, ids, weights, limit, pairs, fixed)
-
-
-def packed_experts_alone(
-    x: Tensor,
-    up: Packed,
-    low: Packed,
-    ids: Tensor,
-    weights: Tensor,
-    limit: float | None,
-    fixed: bool,
-) -> Tensor:
-    """`packed_experts` without a shared one."""
-    return packed_experts(x, up, low, ids, weights, limit, None, fixed)
+    out = tiled_experts(x, *own, ids, weights, limit, fixed)
+    return out if behind is None else out + run_shared(x, behind, limit, fixed)
 
 
 def tiled_experts(
@@ -273,7 +259,7 @@ def tiled_experts(
     limit: float | None,
     fixed: bool,
 ) -> Tensor:
-    """As `packed_experts_alone`, in Triton, of bfloat16 or float32 and any width."""
+    """Of bfloat16 or float32 and any width, without a shared one."""
     (gate_up, gate_up_scale), (down, down_scale) = up, low
     experts, hidden, width, top_k = *down.shape[:2], 2 * down.shape[2], ids.shape[-1]
     out, pairs, fast = torch.empty_like(x), ids.numel(), uses_matrix_units(x)

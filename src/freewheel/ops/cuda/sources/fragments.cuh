@@ -72,3 +72,37 @@ __device__ inline void add_product(float (&sums)[4], const unsigned (&left)[4], 
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right_low), "r"(right_high));
 }
+
+// The bits of a word, those of its end in front of the others.
+__device__ inline unsigned turned(unsigned word, int by) { return __funnelshift_r(word, word, by); }
+
+// Copies 16 bytes, both at multiples of 16, into shared memory; see `await_copies`.
+__device__ inline void copy_piece(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+               ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+// All copies since the last closing belong together.
+__device__ inline void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// All copies of this thread but those of the last `open` closings are there.
+template <int open>
+__device__ inline void await_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(open) : "memory");
+}
+
+// A barrier in shared memory for those who arrive there and others who wait, turn by turn.
+typedef unsigned long long Meeting;
+__device__ inline void open_meeting(Meeting* meeting, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               ::"r"((unsigned)__cvta_generic_to_shared(meeting)), "r"(count) : "memory");
+}
+__device__ inline void arrive_at(Meeting* meeting) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+               ::"r"((unsigned)__cvta_generic_to_shared(meeting)) : "memory");
+}
+__device__ inline void await_meeting(Meeting* meeting, int turn) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}"
+      ::"r"((unsigned)__cvta_generic_to_shared(meeting)), "r"(turn & 1) : "memory");
+}
