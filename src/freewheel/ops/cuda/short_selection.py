@@ -14,8 +14,7 @@ MOST_SCORES = 8192
 """Of a row; longer ones are for several blocks."""
 
 MOST_QUERIES = 64
-"""More are for blocks of fewer threads, which leave room for the kernels before and behind them:
-this one is faster for them too, but a round is not."""
+"""It is faster for more of them too, alone; that a round is faster with it was only seen so far."""
 
 FEWEST_THREADS, THREADS = 128, 1024
 
