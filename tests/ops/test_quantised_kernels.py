@@ -198,3 +198,10 @@ def test_a_token_s_result_does_not_depend_on_its_neighbours(dtype: torch.dtype) 
         alone = [a[:, token : token + 1] if n in (0, 5, 6) else a for n, a in enumerate(given)]
         assert torch.equal(body(*alone)[:, 0], together[:, token])
         assert torch.equal(linear(alone[0], *weight)[:, 0], joint[:, token])
+
+
+@pytest.mark.parametrize("pairs", [8, 512, 520, 1024, 100_000])
+def test_what_experts_give_is_rounded_for_many_tokens_and_never_in_one_order(pairs: int) -> None:
+    module: Any = importlib.import_module("freewheel.ops.cuda.quantised_experts")
+    assert module.shape_for(pairs, 8, 256, True, True).wide
+    assert module.shape_for(pairs, 8, 256, True, False).wide == (pairs // 8 <= module.MOST_WIDE)

@@ -58,7 +58,7 @@ def block_experts(
     if not fixed and takes(ids.numel() // ids.shape[-1], down.shape[2], width):
         return few_block_experts(x, own, ids, weights, limit, behind, uses_matrix_units(x))
     fast, experts = uses_matrix_units(x), down.shape[0]
-    shape = shape_for(ids.numel(), experts, fast, fixed)
+    shape = shape_for(ids.numel(), ids.shape[-1], experts, fast, fixed)
     if width is None or takes_shared(shape, down.shape[2], width):
         return tiled_block_experts(x, own, ids, weights, limit, behind, fast, shape)
     out = tiled_block_experts(x, own, ids, weights, limit, None, fast, shape)

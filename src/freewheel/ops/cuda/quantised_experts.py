@@ -44,11 +44,15 @@ class Tile(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Tiles of the gate and up projections (outputs are rows of both) and of the down one."""
+    """Tiles of the gate and up projections (outputs are rows of both) and of the down one.
+
+    `wide`: what an expert gives stays in float32 until it is added up.
+    """
 
     tokens: int
     gate_up: Tile
     down: Tile
+    wide: bool = True
 
 
 FEW = Shape(8, Tile(32, 2, 2, 4), Tile(32, 4, 4, 3))
@@ -57,11 +61,17 @@ MANY = Shape(64, Tile(128, 4, 0, 3), Tile(128, 4, 0, 2))
 MANY_FLOAT32 = Shape(32, Tile(32, 4, 0, 2), Tile(32, 4, 0, 2))
 
 
-def shape_for(pairs: int, experts: int, fast: bool, fixed: bool) -> Shape:
+def shape_for(pairs: int, top_k: int, experts: int, fast: bool, fixed: bool) -> Shape:
     """By how many tokens an expert has when they spread evenly.
 
-    `fixed`: of those that sum in one order.
+    `fixed`: of those that give a token the same bits, whatever the number of tokens.
     """
+    tile = _tile_for(pairs, experts, fast, fixed)
+    # Of many tokens sums are more than the L2 cache holds beside weights.
+    return tile._replace(wide=fixed or pairs <= MOST_WIDE * top_k)
+
+
+def _tile_for(pairs: int, experts: int, fast: bool, fixed: bool) -> Shape:
     if pairs <= 4 * experts:
         return FEW
     if pairs <= 16 * experts or fixed:
@@ -347,8 +357,7 @@ def tiled_block_experts(
     extra = 0 if shared is None else shared.down.shape[1] // width
     plan = list_tiles(ids, experts, shape.tokens)
     inner = x.new_empty((pairs + extra * tokens, width))
-    # Of many tokens they are more than the L2 cache holds beside weights.
-    kind = x.dtype if tokens > MOST_WIDE else torch.float32
+    kind = torch.float32 if shape.wide else x.dtype
     parts = torch.empty((pairs + extra * tokens, hidden), dtype=kind, device=x.device)
     up, behind = shape.gate_up, own if shared is None else shared
     tiles = plan.experts.shape[0] + extra * triton.cdiv(tokens, shape.tokens)
