@@ -236,7 +236,7 @@ inline Gathered& own_rows() {
   return now->rows[(block() - now->first) * ((now->per_block + 127) / 128) + thread() / 128];
 }
 inline void group_sync(int) { meet(own_rows().barrier); }
-static int column_bytes;
+static int column_bytes;  // 0: of columns in swizzled lines
 inline unsigned long long columns_at(const void* start, int row_bytes) {
   column_bytes = row_bytes;
   return (uintptr_t)start >> 4;
@@ -246,7 +246,15 @@ inline void close_products() {}
 template <int open, int n> void await_products(float (&)[n]) {}
 
 // Rows in swizzled lines of 128 bytes, and columns, both in shared memory.
-inline unsigned long long swizzled_at(const void* start) { return (uintptr_t)start >> 4; }
+inline unsigned long long swizzled_at(const void* start) { return columns_at(start, 0); }
+template <int> void give_registers() {}
+template <int> void take_registers() {}
+// 16 bytes, the `half`th of two, of a column.
+inline const unsigned char* sixteen_of(unsigned long long columns, int column, int half) {
+  uintptr_t start = columns << 4, at = start + column * 128 + half * 16;
+  if (column_bytes) at = start + column / 8 * 8 * column_bytes + column % 8 * 16 + half * 128;
+  return (const unsigned char*)(column_bytes ? at : at ^ (at >> 7 & 7) << 4);
+}
 inline float e4m3_at(uintptr_t place) {
   static const std::vector<float> known = [] {
     std::vector<float> all;
@@ -281,13 +289,11 @@ void multiply(float (&sums)[n], unsigned a, unsigned b, unsigned c, unsigned d,
   meet(rows.barrier);
   for (int i = 0; i < n; i++) {
     int row = lane() / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
-    auto right = (const unsigned char*)(columns << 4) + column / 8 * 8 * column_bytes +
-                 column % 8 * 16;
     float sum = more ? sums[i] : 0;
     for (int word = 0; word < 8; word++) {
       int from = thread() % 128 / 32 * 32 + row % 8 * 4 + word % 4;
       unsigned left = rows.value[from][row / 8 + word / 4 * 2], other;
-      memcpy(&other, right + word / 4 * 128 + word % 4 * 4, 4);
+      memcpy(&other, sixteen_of(columns, column, word / 4) + word % 4 * 4, 4);
       for (int at = 0; at < 32; at += FP8 ? 8 : 16)
         sum += FP8 ? e4m3(left >> at & 255) * e4m3(other >> at & 255)
                    : value_of(left >> at << 16) * value_of(other >> at << 16);

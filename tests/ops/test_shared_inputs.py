@@ -95,6 +95,36 @@ def test_products_that_begin_early_agree(
     assert_close(module("quantised").launch(given, out, own), expected, BOUND[torch.bfloat16])
 
 
+@needs_hopper
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(
+    ("tokens", "tile"), [(17, (32, 4, 4)), (70, (64, 3, 4)), (200, (128, 4, 5)), (40, (128, 3, 2))]
+)
+@pytest.mark.parametrize(("outputs", "inputs"), [(200, 1152), (264, 256), (128, 2560)])
+def test_products_fed_by_rings_agree(
+    outputs: int, inputs: int, tokens: int, tile: tuple[int, ...], parts: int
+) -> None:
+    """Fewer steps than stages and more; outputs and tokens that are not there."""
+    ring: Any = module("ring_products")
+    given, expected = projected(tokens, outputs, inputs, torch.bfloat16)
+    few = tokens <= ring.MOST_TOKENS
+    assert ring.serves(given.x, given.weight, given.block_n, given.block_k) == few
+    out = torch.full((tokens, outputs), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+    found = module("quantised").launch(given, out, ring.RingTile(*tile, parts))
+    assert_close(found, expected, BOUND[torch.bfloat16])
+
+
+@needs_hopper
+@pytest.mark.parametrize("tokens", [17, 32])
+def test_rows_that_no_copy_may_begin_at_are_multiplied_all_the_same(tokens: int) -> None:
+    given, expected = projected(tokens, 200, 256, torch.bfloat16)
+    moved = torch.empty(given.x.numel() + 1, dtype=torch.bfloat16, device=DEVICE)[1:]
+    moved.copy_(given.x.view(-1))
+    assert moved.data_ptr() % 16
+    found = module("quantised").block_linear(moved.view(given.x.shape), given.weight, given.scale)
+    assert_close(found, expected, BOUND[torch.bfloat16])
+
+
 @pytest.mark.parametrize("tokens", [1, 5, 8])
 @pytest.mark.parametrize(
     ("outputs", "inputs", "tile"),

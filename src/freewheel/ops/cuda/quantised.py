@@ -4,10 +4,10 @@
 Up to some hundred tokens the time is that of the weights' bytes, if enough programs read them at
 once. For few tokens a program computes a few outputs, and its warps share the inputs, which a
 weight that is not too large awaits in registers (`held_products`); for more, a program computes a
-larger tile (`early_products`, and `block_products` where that does not serve). Of a weight of few
-outputs there are not enough such programs: then several share the inputs, and a second launch adds
-up what they found, in their order (`parts`). Still more tokens are left to the library
-(`wide_prompts`).
+larger tile (`ring_products`, `early_products`, and `block_products` where neither serves). Of a
+weight of few outputs there are not enough such programs: then several share the inputs, and a
+second launch adds up what they found, in their order (`parts`). Still more tokens are left to the
+library (`wide_prompts`).
 
 Error: that of a sum of float32 products rounded once, so 2^-9 of the result in bfloat16 and a few
 times 2^-24 of the sum of the products' magnitudes; above WIDE tokens 2^-9 of that sum, see there.
@@ -36,6 +36,8 @@ from freewheel.ops.cuda.held_products import (
     ordered_tile,
 )
 from freewheel.ops.cuda.parts import add_parts, room_for_parts
+from freewheel.ops.cuda.ring_products import RingTile, ring_products, ring_tile
+from freewheel.ops.cuda.ring_products import serves as ring_serves
 from freewheel.ops.cuda.streaming import few_tokens, many_tokens
 from freewheel.ops.cuda.wide_prompts import multiply_widened
 from freewheel.ops.registry import SPECIFICATIONS, implement
@@ -85,7 +87,7 @@ class ProductTile(NamedTuple):
     parts: int
 
 
-Tile = HeldTile | OrderedTile | FewTile | EarlyTile | ProductTile | ManyTile
+Tile = HeldTile | OrderedTile | FewTile | RingTile | EarlyTile | ProductTile | ManyTile
 """One class for each kernel."""
 
 
@@ -231,14 +233,17 @@ def tile_of(given: Given, fixed: bool = False) -> Tile | None:
     if fast and tokens > WIDE:
         return None
     if early:
-        return _early(tokens, outputs, inputs, fixed)
+        return _early(given, tokens, fixed)
     if fast and given.block_n % 64 == 0 and inputs % given.block_k == 0:
         return product_tile(tokens, outputs)
     return many_tile(tokens, fast)
 
 
-def _early(tokens: int, outputs: int, inputs: int, fixed: bool) -> EarlyTile | OrderedTile:
+def _early(given: Given, tokens: int, fixed: bool) -> RingTile | EarlyTile | OrderedTile:
     """`fixed`: a few tokens' weights are held by programs that sum in the order of others."""
+    outputs, inputs = given.outputs, given.inputs
+    if not fixed and ring_serves(given.x, given.weight, given.block_n, given.block_k):
+        return ring_tile(tokens, outputs, inputs)
     tile = early_tile(tokens, outputs, inputs)
     ordered = ordered_tile(tokens, outputs, inputs, tile.parts) if fixed else None
     return ordered or tile
@@ -282,6 +287,9 @@ def fill_parts(given: Given, room: Tensor, tile: Tile) -> None:
             _fill_held(given, room, tile, share, parts)
         case FewTile():
             _fill_few(given, room, tile, share, parts)
+        case RingTile():
+            lines = given.x.view(given.tokens, given.inputs)
+            ring_products(lines, given.weight, given.scale, room, given.block_n, share, tile)
         case EarlyTile():
             _fill_early(given, room, tile, share, parts)
         case ProductTile():

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Boxes of a tensor that come into shared memory by themselves, barriers that several threads of a
 // block cross, counters that blocks wait for, and FP8 products of operands that both lie in shared
-// memory (PTX ISA, "cp.async.bulk.tensor", "mbarrier", "wgmma").
+// memory (PTX ISA, "cp.async.bulk.tensor", "mbarrier", "setmaxnreg", "wgmma").
 
 // What the driver made of a tensor's address, sizes and strides: a parameter of a kernel.
 struct alignas(64) Map { unsigned long long opaque[16]; };
@@ -31,10 +31,17 @@ __device__ inline void copy_box(void* to, const Map& map, int a, int b, int c, i
       "r"(shared_address(arrival)) : "memory");
 }
 
-// Rows of 128 bytes for `multiply`, at a multiple of 1024.
+// Rows or columns of 128 bytes for `multiply`, in lines that begin at a multiple of 1024.
 __device__ inline unsigned long long swizzled_at(const void* start) {
   unsigned long long next_eight = 1024 >> 4, by_128 = 1;
   return (shared_address(start) >> 4 & 0x3fff) | 1ull << 16 | next_eight << 32 | by_128 << 62;
+}
+// The registers of a thread, from here on; by all four warps of a group.
+template <int registers> __device__ inline void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers> __device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
 }
 // 32 bytes of 64 rows times 8 columns, added to `s` if `more`.
 __device__ inline void multiply(float (&s)[4], unsigned long long rows, unsigned long long columns,
