@@ -24,6 +24,7 @@ struct alignas(16) float4 { float x, y, z, w; };
 inline int2 make_int2(int x, int y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 #define __device__
@@ -59,6 +60,7 @@ struct Blocks {
   std::vector<Fibre> fibres;
   std::vector<Barrier> inner;  // of a block
   std::vector<Barrier> firsts;  // of the first threads of one
+  std::vector<Barrier> pairs;  // of a block's first 256 threads: three each
   std::vector<Vote> votes;     // of a warp
   std::vector<Gathered> rows;  // of four warps
   Barrier all;
@@ -237,6 +239,7 @@ inline Gathered& own_rows() {
 }
 inline void group_sync(int) { meet(own_rows().barrier); }
 static int column_bytes;  // 0: of columns in swizzled lines
+static int piece_bytes;
 inline unsigned long long columns_at(const void* start, int row_bytes) {
   column_bytes = row_bytes;
   return (uintptr_t)start >> 4;
@@ -385,6 +388,46 @@ inline void add_product(float (&sums)[4], const unsigned (&left)[4], unsigned ri
     }
 }
 
+// What turned.cuh says. The fragments of wgmma's sums and left factors are those of `mma`.
+typedef unsigned long long SharedPlace;
+inline SharedPlace shared_place(const void* p) { return (SharedPlace)p; }
+inline void copy_sixteen(SharedPlace to, const void* from, bool real) {
+  real ? memcpy((void*)to, from, 16) : memset((void*)to, 0, 16);
+}
+inline void await_sixteens() {}
+inline void await_older() {}
+inline void arrive_behind_copies(Arrival* arrival) { arrive(arrival); }
+inline float power_of_two(float x) { return std::exp2(x); }
+inline void pair_sync(int which) { meet(now->pairs[(block() - now->first) * 3 + which]); }
+inline unsigned long long turned_rows(SharedPlace at) { return at >> 4; }
+inline unsigned long long turned_values(SharedPlace at, int piece) {
+  piece_bytes = piece;
+  return at >> 4;
+}
+inline float turned(unsigned long long at) {
+  return value_of(*(const unsigned short*)(at ^ (at >> 7 & 7) << 4) << 16);
+}
+inline void multiply_keys(float (&s)[16], unsigned long long left, unsigned long long right, int more) {
+  auto in_row = [](int row, int k) { return row / 8 * 1024 + row % 8 * 128 + k * 2; };
+  int first = thread() % 128 / 32 * 16 + lane() / 4;
+  float own[2][16];
+  for (int i = 0; i < 32; i++)
+    own[i / 16][i % 16] = turned((left << 4) + in_row(first + i / 16 * 8, i % 16));
+  for (int i = 0; i < 16; i++) {
+    if (!more) s[i] = 0;
+    for (int k = 0; k < 16; k++)
+      s[i] += own[i / 2 % 2][k] * turned((right << 4) + in_row(i / 4 * 8 + lane() % 4 * 2 + i % 2, k));
+  }
+}
+inline void multiply_values(float (&s)[128], unsigned long long left, unsigned long long right) {
+  int first = thread() % 128 / 32 * 16 + lane() / 4;
+  for (int k = 0; k < 16; k++)
+    for (int i = 0; i < 128; i++) {
+      int row = first + i / 2 % 2 * 8, column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
+      s[i] += turned((left << 4) + row / 8 * 1024 + row % 8 * 128 + k * 2) *
+              turned((right << 4) + column / 64 * piece_bytes + k * 128 + column % 64 * 2);
+    }
+}
 inline void enter() {
   now->body();
   now->running->done = true;
@@ -406,6 +449,7 @@ inline void run_blocks(int blocks, int cluster, int threads, int bytes, std::fun
   for (own.first = 0; own.first < blocks; own.first += cluster) {
     own.inner.assign(cluster, {threads});
     own.firsts.assign(cluster, {});
+    own.pairs.assign(3 * cluster, {256});
     own.votes.assign(cluster * threads / 32, {{32}, {}});
     own.rows.assign(cluster * ((threads + 127) / 128), {{128}, {}});
     own.all = {cluster * threads};

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from freewheel.ops import SPECIFICATIONS, load_kernels
-from tests.ops.cases import draw, draw_pages, draw_slots, generator
+from tests.ops.cases import draw, draw_pages, draw_slots
 from tests.ops.explicit_host import Block, block, raw_fp8, stand_in
 from tests.ops.packed_cases import RANK, ROPE, filled, poisoned
 
@@ -75,27 +75,3 @@ def test_many_heads_attend_as_specified(
     )[0]
     assert (found - wanted).norm() <= 4e-3 * wanted.norm()
     assert (found[2] == 0).all()
-
-
-def test_queries_that_share_keys_count_those_that_they_picked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Four queries of 16 heads as one of 64, with a bit for each."""
-    module, runs = module_of("many_heads"), module_of("runs")
-    monkeypatch.setattr(module, "_attend", stand_in(module))
-    latent, query = draw(1, 3, 64, RANK + ROPE).bfloat16(), draw(2, 64, RANK + ROPE).bfloat16()
-    count, room = 150, 180
-    lanes = torch.randperm(192, generator=generator(3))[:room].int()
-    marks = torch.randint(0, 16, (room,), generator=generator(4), dtype=torch.int32)
-    lanes[count:], marks[count:] = -1, 0
-    marks[:64] &= ~2  # a whole tile that the second query did not pick
-    out = torch.full((1, 64, RANK), math.nan).bfloat16()
-    run = runs.Run(query[None], lanes[None], out, 1, 192, *runs.unjoined(out, 1))
-    who = module.Marks(16, marks[None], torch.tensor([count], dtype=torch.int32))
-    module.attend(run, module.TILE, module.plain_rows(latent), 0.05, who)
-    for nth in range(4):
-        own = torch.where(marks >> nth & 1 != 0, lanes, -1)[None, None]
-        asked = query[None, None, nth * 16 : nth * 16 + 16].double()
-        wanted = SPECIFICATIONS["sparse_mla"](asked, latent.double(), own, 0.05, RANK)[0, 0]
-        found = out[0, nth * 16 : nth * 16 + 16].double()
-        assert (found - wanted).norm() <= 4e-3 * wanted.norm()

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from freewheel.ops.cuda import many_heads, shared_keys
+from freewheel.ops.cuda import many_heads, row_attention
 from freewheel.ops.cuda.chain import CHAINED, follow
 from freewheel.ops.cuda.runs import Run, Tile, attend_by_runs
 from freewheel.ops.registry import SPECIFICATIONS, implement
@@ -107,9 +107,9 @@ def sparse_mla(
         return SPECIFICATIONS["sparse_mla"](query, latent, slots, scale, value_dim)
     out = query.new_empty((*query.shape[:3], value_dim))
     if page_table is not None and rows is not None and not fixed:
-        own = shared_keys.Row(slots, page_table, rows, latent.shape[1])
-        if shared_keys.serves(query, value_dim, own):
-            shared_keys.attend(query, latent, own, out, scale)
+        own = row_attention.Row(slots, page_table, rows, latent.shape[1])
+        if row_attention.serves(query, value_dim, own):
+            row_attention.attend(query, latent, own, out, scale)
             return out
     attend, given, tile = runs_of(query, latent, scale, value_dim)
     attend_by_runs(attend, given, query, slots, out, tile, fixed)

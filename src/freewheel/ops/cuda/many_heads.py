@@ -158,32 +158,6 @@ def _leave(
 
 
 @gluon.jit
-def _seen(own_slots, own_marks, place, stop, EACH: gl.constexpr):
-    """Which lanes a head sees, [HEADS or 1, STEP]."""
-    if EACH:
-        bit = gl.arange(0, HEADS, gl.SliceLayout(1, SCORE_LAYOUT)) // EACH
-        mark = gl.load(own_marks + place, mask=place < stop, other=0)[None, :]
-        seen = (mark >> bit[:, None] & 1) != 0
-    else:
-        seen = (slots_at(own_slots, place, stop) >= 0)[None, :]
-    return seen
-
-
-@gluon.jit
-def _ends(
-    own_slots, counts, n, part, parts, LANES, K, SPAN: gl.constexpr, EACH: gl.constexpr
-):  # fmt: skip
-    """The first lane of a run, and the one behind its last."""
-    if EACH:
-        count = gl.load(counts + n)
-        LANES = gl.cdiv(gl.cdiv(count, STEP), parts) * STEP
-        stop = gl.minimum((part + 1) * LANES, count)
-    else:
-        stop = last_live(own_slots, part, LANES, K, SPAN, RUN_LAYOUT)
-    return part * LANES, stop
-
-
-@gluon.jit
 def _fetch_queries(query, q_value, q_rope, first_row, first_head, H, c, r):
     """Start copying 64 heads' queries."""
     h = first_head + gl.arange(0, HEADS, ROW_LAYOUT)
@@ -196,8 +170,8 @@ def _fetch_queries(query, q_value, q_rope, first_row, first_head, H, c, r):
 
 @gluon.jit
 def _all_tiles(
-    caches, own_slots, own_marks, start, stop, scale, slot, queries, buffers, places,
-    BYTES: gl.constexpr, PACKED: gl.constexpr, EACH: gl.constexpr,
+    caches, own_slots, start, stop, scale, slot, queries, buffers, places,
+    BYTES: gl.constexpr, PACKED: gl.constexpr,
 ):  # fmt: skip
     """The weighted sum of a run, its highest score and its sums of weights [HEADS, STEP]."""
     latent, codes, plain, scales = caches
@@ -233,7 +207,7 @@ def _all_tiles(
             score = warpgroup_mma(q_rope, now_ropes.permute((1, 0)), score, is_async=True)
             _fetch(latent, slot, next_values, next_ropes, c, r, 576)
         slot = slots_at(own_slots, ahead + STEP + lane, stop)
-        seen = _seen(own_slots, own_marks, at + score_lane, stop, EACH)
+        seen = (slots_at(own_slots, at + score_lane, stop) >= 0)[None, :]
         if PACKED:
             score, turned = warpgroup_mma_wait(0, deps=(score, turned))
             row_scale = row_scales.index(which).load(gl.SliceLayout(0, SCORE_LAYOUT))[None, :]
@@ -258,24 +232,19 @@ def _all_tiles(
 
 @gluon.jit
 def _attend(
-    query, latent, codes, plain, scales, slots, marks, counts, out, part_out, high_out, total_out,
+    query, latent, codes, plain, scales, slots, out, part_out, high_out, total_out,
     scale, K, H, LANES, groups,
     BYTES: gl.constexpr, SPAN: gl.constexpr, WHOLE: gl.constexpr, CHAINED: gl.constexpr,
-    PACKED: gl.constexpr, EACH: gl.constexpr,
+    PACKED: gl.constexpr,
 ):  # fmt: skip
-    """512 values and 64 rotated ones a key. As `attention._attend_part` in all else.
-
-    EACH: how many heads in turn belong to the same of several queries, of which `marks` [N, K] says
-    by its bits which see a lane; lanes [N] are all full. 0: all heads see all lanes that are not
-    negative.
-    """
+    """512 values and 64 rotated ones a key. As `attention._attend_part` in all else."""
 
     follow(CHAINED)
     # Programs of a query's groups of heads run side by side and share its keys in the L2 cache.
     n, part, parts = (gl.program_id(0) // groups).to(gl.int64), gl.program_id(1), gl.num_programs(1)
     first_head = gl.program_id(0) % groups * HEADS
     own_slots = slots + n * K
-    start, stop = _ends(own_slots, counts, n, part, parts, LANES, K, SPAN, EACH)
+    start, stop = part * LANES, last_live(own_slots, part, LANES, K, SPAN, RUN_LAYOUT)
 
     q_value = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 512], WIDE_SHARED)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [HEADS, 64], ROPE_SHARED)
@@ -306,9 +275,9 @@ def _attend(
     slot = gl.load(own_slots + start + STEP + lane, mask=start + STEP + lane < stop, other=-1)
 
     mixed, high, total = _all_tiles(
-        (latent, codes, plain, scales), own_slots, marks + n * K, start, stop, scale, slot,
+        (latent, codes, plain, scales), own_slots, start, stop, scale, slot,
         (q_value, q_rope), (values, ropes, row_scales), (c, r, inner, outer, lane, byte_lane),
-        BYTES, PACKED, EACH,
+        BYTES, PACKED,
     )  # fmt: skip
     where = (n * parts + part) * H
     _leave(
@@ -317,23 +286,13 @@ def _attend(
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Marks:
-    """Lanes of several queries that are one: who sees which, see `_attend`."""
-
-    each: int
-    marks: Tensor  # int32 [N, K]
-    counts: Tensor  # int32 [N]
-
-
-def attend(run: Run, tile: Tile, rows: Rows, scale: float, marks: Marks | None = None) -> None:
+def attend(run: Run, tile: Tile, rows: Rows, scale: float) -> None:
     (count, heads, _), lanes = run.query.shape, run.slots.shape[1]
     groups = triton.cdiv(heads, tile.heads)
-    own = (run.slots, run.slots) if marks is None else (marks.marks, marks.counts)
     _attend[(count * groups, run.parts)](
-        run.query, rows.latent, *rows.views, run.slots, *own, run.out, run.mixed, run.high,
-        run.total, scale, lanes, heads, run.lanes, groups,
+        run.query, rows.latent, *rows.views, run.slots, run.out, run.mixed, run.high, run.total,
+        scale, lanes, heads, run.lanes, groups,
         BYTES=rows.bytes, SPAN=triton.next_power_of_2(run.lanes), WHOLE=run.parts == 1,
-        CHAINED=CHAINED, PACKED=rows.packed, EACH=0 if marks is None else marks.each,
+        CHAINED=CHAINED, PACKED=rows.packed,
         num_warps=tile.warps, launch_pdl=CHAINED,
     )  # fmt: skip

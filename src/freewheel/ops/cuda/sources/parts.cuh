@@ -3,7 +3,7 @@
 // NVRTC on a device and, where tests run without one, by a C++ compiler behind another text that
 // means the same.
 
-#define SHARED_SPACE(name) extern __shared__ __align__(128) unsigned char name[]
+#define SHARED_SPACE(name) extern __shared__ __align__(1024) unsigned char name[]
 
 __device__ inline int thread() { return threadIdx.x; }
 __device__ inline int lane() { return threadIdx.x & 31; }

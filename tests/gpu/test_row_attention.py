@@ -21,19 +21,21 @@ pytestmark = pytest.mark.skipif(
 
 def keys_of() -> Any:
     load_kernels("cuda")
-    module: Any = importlib.import_module("freewheel.ops.cuda.shared_keys")
+    module: Any = importlib.import_module("freewheel.ops.cuda.row_attention")
     if importlib.import_module("freewheel.ops.cuda.native").lacking() is not None:
         pytest.skip("CUDA C++ cannot be compiled here")
     return module
 
 
+@pytest.mark.parametrize("parts", [1, 4, 16])
 @pytest.mark.parametrize("k", [40, 500])
 @pytest.mark.parametrize(("width", "heads"), [(2, 16), (3, 5), (4, 16), (8, 8)])
 def test_a_key_read_once_counts_for_those_who_picked_it(
-    monkeypatch: pytest.MonkeyPatch, width: int, heads: int, k: int
+    monkeypatch: pytest.MonkeyPatch, width: int, heads: int, k: int, parts: int
 ) -> None:
     module = keys_of()
     monkeypatch.setattr(module, "FEWEST", 0)
+    monkeypatch.setattr(module, "parts_for", lambda own: parts)
     pages = draw_pages(k, batch=4, width=width, columns=12, size=64)
     lens = pages.kv_lens.clone()
     lens[0], lens[1], lens[2] = pages.length - width + torch.arange(width), 20, 0
@@ -57,24 +59,22 @@ def test_a_key_read_once_counts_for_those_who_picked_it(
     assert torch.equal(found, again)
 
 
-def test_the_list_is_every_picked_slot_once() -> None:
-    """Of long rows, whose tables end in pages of other rows."""
+def test_long_rows_are_read_by_their_own_pages() -> None:
+    """Of rows whose tables end in pages of other rows, and one whose lists leave the block."""
     module = keys_of()
-    pages = draw_pages(3, batch=3, width=4, columns=600, size=64)
-    lens = ints(pages.length, 3000, 5)[:, None].expand(3, 4).contiguous()
-    logits = draw(7, 3, 4, pages.length)
-    slots = SPECIFICATIONS["topk_slots"](logits, pages.table, pages.rows, lens, 64, 2048)
+    pages = draw_pages(3, batch=8, width=4, columns=600, size=64)
+    lens = ints(pages.length, 3000, 5, 9000, 2048, 1, 20000, 4096)[:, None].expand(8, 4)
+    logits = draw(7, 8, 4, pages.length)
+    args = (logits, pages.table, pages.rows, lens.contiguous(), 64, 2048)
+    slots = SPECIFICATIONS["topk_slots"](*args)
     table = pages.table.clone()
     table[pages.rows[1].long(), 100:] = pages.table[pages.rows[1].long(), :500]  # stale
+    latent = draw(1, pages.count, 64, 576).bfloat16()
+    query = draw(2, 8, 4, 16, 576).bfloat16()
     row = module.Row(slots.cuda(), table.cuda(), pages.rows.cuda(), 64)
-    lanes, marks, counts = (one.cpu() for one in module.union(row))
-    for b in range(3):
-        every = pages.slots_of(b, torch.arange(pages.length))
-        picked = torch.stack([torch.isin(every, own[own >= 0]) for own in slots[b]])
-        listed = picked.any(0)
-        count = int(listed.sum())
-        assert counts[b] == count
-        assert torch.equal(lanes[b, :count], every[listed].int())
-        bits = (picked.int() << torch.arange(4)[:, None]).sum(0)[listed]
-        assert torch.equal(marks[b, :count], bits.int())
-        assert (lanes[b, count:] == -1).all() and (marks[b, count:] == 0).all()
+    given = (query.cuda(), latent.cuda(), row.slots, 0.05, 512)
+    assert module.serves(given[0], 512, row)
+    body = IMPLEMENTATIONS["sparse_mla", "cuda"]
+    found = body(*given, page_table=row.page_table, rows=row.rows).double()
+    expected = SPECIFICATIONS["sparse_mla"](given[0].float(), given[1].float(), *given[2:])
+    assert (found - expected).norm() <= 4e-3 * expected.norm()
