@@ -70,7 +70,7 @@ def test_projections_whose_weights_wait_agree_in_the_order_of_others(
     quantised: Any = importlib.import_module("freewheel.ops.cuda.quantised")
     held: Any = importlib.import_module("freewheel.ops.cuda.held_products")
     x, own = draw(1, 1, 5, inputs), block_scaled(2, 136, inputs)
-    tile = held.ordered_tile(5, 136, inputs, parts)
+    tile = held.held_tile(5, 136, inputs, parts)
     assert (tile is None) == (inputs == 2560 and parts == 1)
     if tile is None:
         return

@@ -129,11 +129,11 @@ def test_rows_that_no_copy_may_begin_at_are_multiplied_all_the_same(tokens: int)
 @pytest.mark.parametrize(
     ("outputs", "inputs", "tile"),
     [
-        (200, 1152, (32, 4, 3, 4, 1)),  # blocks that are not there
-        (70, 1024, (32, 8, 1, 4, 1)),
-        (64, 2048, (32, 8, 2, 8, 1)),
-        (40, 1000, (32, 2, 1, 2, 4)),  # inputs that are not there
-        (33, 1280, (16, 2, 2, 2, 3)),
+        (200, 1152, (32, 4, 3, 4, 1, 9)),  # blocks that are not there
+        (70, 1024, (32, 8, 1, 4, 1, 8)),
+        (64, 2048, (32, 8, 2, 8, 1, 5)),
+        (40, 1000, (32, 2, 1, 2, 4, 2)),  # inputs that are not there
+        (33, 1280, (16, 2, 2, 2, 3, 4)),
     ],
 )
 def test_products_of_held_weights_agree(
@@ -152,7 +152,8 @@ def test_products_of_held_weights_agree(
 )
 def test_held_weights_are_held_whole(outputs: int, inputs: int) -> None:
     """Every input has its program, whatever the weight's shape."""
-    tile = module("held_products").held_tile(4, outputs, inputs, 128)
+    parts = module("early_products").early_tile(4, outputs, inputs).parts
+    tile = module("held_products").held_tile(4, outputs, inputs, parts)
     assert tile is not None
     assert tile.parts * tile.blocks * tile.rounds * 128 >= inputs
     assert (tile.parts - 1) * tile.blocks * tile.rounds * 128 < inputs

@@ -7,8 +7,8 @@ that is launched early reads all of its weights meanwhile, before it waits for t
 registers of all programs that run at once, half of the device's. Larger ones are streamed.
 
 A program holds `outputs` rows of `blocks * rounds` blocks of inputs. Its warps share the blocks,
-whose sums are added up at the end; what several programs found of an output is added by whoever
-reads it (`parts`).
+whose sums are added up at the end, in their order; what several programs found of an output is
+added by whoever reads it (`parts`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from freewheel.ops.cuda.chain import release, wait
-from freewheel.ops.cuda.streaming import operand, raw_fp8, true_fp8, widen_fp8
+from freewheel.ops.cuda.streaming import widen_fp8
 
 MOST_TOKENS = 8
 """A tile of the small matrix instructions. Two need registers that weights are then short of."""
@@ -35,43 +35,10 @@ SHORT = 16
 
 
 class HeldTile(NamedTuple):
-    """Of a program: outputs, blocks of inputs at once and how often, warps; programs an output."""
+    """Of a program: outputs, blocks of inputs at once and how often, warps; programs an output.
 
-    outputs: int
-    blocks: int
-    rounds: int
-    warps: int
-    parts: int
-
-    @property
-    def registers(self) -> int:
-        """Of a thread, at most: as many as leave room for all programs of a projection at once.
-
-        The compiler would take a few more, which costs one program of four, or of three.
-        """
-        return 128 if self.rounds < 3 else 168
-
-
-def held_tile(tokens: int, outputs: int, inputs: int, block: int) -> HeldTile | None:
-    """By the weight's shape alone, but for whether it is held at all.
-
-    None: for more tokens, and for weights that are streamed.
+    `apart`: blocks that are added up by themselves, before such sums are.
     """
-    if tokens > MOST_TOKENS or block != 128 or outputs * inputs > MOST_BYTES:
-        return None
-    blocks = triton.cdiv(inputs, block)
-    if blocks <= 4:
-        own = triton.next_power_of_2(blocks)
-        return HeldTile(OUTPUTS, own, 1, own, 1)
-    if blocks <= 12:
-        return HeldTile(OUTPUTS, 4, triton.cdiv(blocks, 4), 4, 1)
-    if blocks <= SHORT:
-        return HeldTile(OUTPUTS, 8, 2, 8, 1)
-    return HeldTile(OUTPUTS, 8, 1, 4, triton.cdiv(blocks, 8))
-
-
-class OrderedTile(NamedTuple):
-    """As `HeldTile`, of `ordered_products`."""
 
     outputs: int
     blocks: int
@@ -82,11 +49,14 @@ class OrderedTile(NamedTuple):
 
     @property
     def registers(self) -> int:
-        """As `HeldTile.registers`."""
+        """Of a thread, at most: as many as leave room for all programs of a projection at once.
+
+        The compiler would take a few more, which costs one program of four, or of three.
+        """
         return 128 if self.rounds < 3 else 168
 
 
-def ordered_tile(tokens: int, outputs: int, inputs: int, parts: int) -> OrderedTile | None:
+def held_tile(tokens: int, outputs: int, inputs: int, parts: int) -> HeldTile | None:
     """Of programs that share the inputs as `parts` of `early_products` do, or take several parts.
 
     None: for more tokens, and for weights that are streamed.
@@ -97,12 +67,13 @@ def ordered_tile(tokens: int, outputs: int, inputs: int, parts: int) -> OrderedT
     if tokens > MOST_TOKENS or outputs * inputs > MOST_BYTES or own > SHORT:
         return None
     if own <= 4:
-        return OrderedTile(OUTPUTS, triton.next_power_of_2(own), 1, 4, parts, apart)
+        count = triton.next_power_of_2(own)
+        return HeldTile(OUTPUTS, count, 1, count, parts, apart)
     if own <= 8 < blocks:
-        return OrderedTile(OUTPUTS, 8, 1, 4, parts, apart)
+        return HeldTile(OUTPUTS, 8, 1, 4, parts, apart)
     if own <= 12:
-        return OrderedTile(OUTPUTS, 4, triton.cdiv(own, 4), 4, parts, apart)
-    return OrderedTile(OUTPUTS, 8, 2, 8, parts, apart)
+        return HeldTile(OUTPUTS, 4, triton.cdiv(own, 4), 4, parts, apart)
+    return HeldTile(OUTPUTS, 8, 2, 8, parts, apart)
 
 
 @triton.jit
@@ -130,42 +101,6 @@ def hold(
 
 
 @triton.jit
-def held_products(
-    x, weight, scale, out, M, N, K, BLOCK_N, SHARE,
-    OUTPUTS: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr, ROUNDS: tl.constexpr,
-    STEP: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr, CHAINED: tl.constexpr,
-):  # fmt: skip
-    """Program (tile of outputs, part): the products over SHARE inputs, into `out`."""
-    n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    m, k, block = tl.arange(0, TOKENS), tl.arange(0, STEP), tl.arange(0, BLOCKS)
-    row = tl.minimum(n, N - 1)
-    begin = tl.program_id(1) * SHARE
-    end = tl.minimum(begin + SHARE, K)
-    place = begin + block[:, None] * STEP + k[None, :]
-    codes_at = weight + (row[None, :, None] * K + place[:, None, :])
-    first = scale + row // BLOCK_N * tl.cdiv(K, STEP) + begin // STEP
-    codes, factors = hold(
-        codes_at, first[None, :] + block[:, None], place, begin, end, BLOCKS, ROUNDS, STEP, EVEN
-    )
-    release(CHAINED)
-    wait(CHAINED)
-    x_at = x + (m[None, None, :] * K + place[:, :, None])
-    live, values = (m < M)[None, None, :], ()
-    for nth in tl.static_range(ROUNDS):
-        at = nth * BLOCKS * STEP
-        inside = live if EVEN else live & (at + place < end)[:, :, None]
-        values = values + (tl.load(x_at + at, mask=inside, other=0),)
-    total = tl.zeros((BLOCKS, OUTPUTS, TOKENS), tl.float32)
-    for nth in tl.static_range(ROUNDS):
-        value = operand(values[nth], ASM)
-        both = tl.dot(raw_fp8(codes[nth], ASM), value, input_precision="ieee")
-        total += both * factors[nth][:, :, None]
-    result = true_fp8(tl.sum(total, 0), ASM)
-    target = out + (tl.program_id(1) * M + m)[None, :] * N + n[:, None]
-    tl.store(target, result.to(out.dtype.element_ty), mask=(m < M)[None, :] & (n < N)[:, None])
-
-
-@triton.jit
 def _apart(x, COUNT: tl.constexpr):
     """[A, B, COUNT], a power of two up to 8 -> a tuple of COUNT [A, B, 1], in their order."""
     found = (x,)
@@ -181,16 +116,17 @@ def _apart(x, COUNT: tl.constexpr):
 
 
 @triton.jit
-def ordered_products(
+def held_products(
     x, weight, scale, out, M, N, K, BLOCK_N, SHARE,
     OUTPUTS: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr, ROUNDS: tl.constexpr,
     APART: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
     CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """As `held_products`; blocks are added up one after another, as `early_products` does.
+    """Program (tile of outputs, part): the products over SHARE inputs, into `out`.
 
-    Its instructions and this kernel's give the same bits for a block: both add 16 products at once
-    to what they have, in the same way, whatever the height of the tile.
+    Blocks are added up one after another, as `early_products` does. Its instructions and these give
+    the same bits for a block: both add 16 products at once to what they have, in the same way,
+    whatever the height of the tile.
     """
     n = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     m, k, block = tl.arange(0, TOKENS), tl.arange(0, STEP), tl.arange(0, BLOCKS)

@@ -24,16 +24,13 @@ from torch import Tensor
 
 from freewheel.ops.cuda.block_products import block_products
 from freewheel.ops.cuda.chain import CHAINED, release, wait
-from freewheel.ops.cuda.early_products import EarlyTile, early_products, early_tile
+from freewheel.ops.cuda.early_products import BLOCK, EarlyTile, early_products, early_tile
 from freewheel.ops.cuda.early_products import serves as early_serves
 from freewheel.ops.cuda.held_products import MOST_TOKENS as MOST_HELD_TOKENS
 from freewheel.ops.cuda.held_products import (
     HeldTile,
-    OrderedTile,
     held_products,
     held_tile,
-    ordered_products,
-    ordered_tile,
 )
 from freewheel.ops.cuda.parts import add_parts, room_for_parts
 from freewheel.ops.cuda.ring_products import RingTile, ring_products, ring_tile
@@ -87,7 +84,7 @@ class ProductTile(NamedTuple):
     parts: int
 
 
-Tile = HeldTile | OrderedTile | FewTile | RingTile | EarlyTile | ProductTile | ManyTile
+Tile = HeldTile | FewTile | RingTile | EarlyTile | ProductTile | ManyTile
 """One class for each kernel."""
 
 
@@ -224,35 +221,28 @@ def tile_of(given: Given, fixed: bool = False) -> Tile | None:
     early = early_serves(given.x, inputs, given.block_n, given.block_k)
     if fixed:
         tokens = min(max(tokens, 1 if early else FEW_SHORT + 1), WIDE)
-    held = held_tile(tokens, outputs, inputs, given.block_k) if fast and not fixed else None
-    if held is not None:
-        return held
+    if early if fixed else fast and given.block_k == BLOCK:
+        # By the parts that more tokens have.
+        held = held_tile(tokens, outputs, inputs, early_tile(tokens, outputs, inputs).parts)
+        if held is not None:
+            return held
     few = FEW_SHORT if inputs <= SHORT and not early else FEW
     if tokens <= few and not (fixed and early):
         return few_tile(tokens, outputs, inputs)
     if fast and tokens > WIDE:
         return None
     if early:
-        return _early(given, tokens, fixed)
+        rings = not fixed and ring_serves(given.x, given.weight, given.block_n, given.block_k)
+        return (ring_tile if rings else early_tile)(tokens, outputs, inputs)
     if fast and given.block_n % 64 == 0 and inputs % given.block_k == 0:
         return product_tile(tokens, outputs)
     return many_tile(tokens, fast)
 
 
-def _early(given: Given, tokens: int, fixed: bool) -> RingTile | EarlyTile | OrderedTile:
-    """`fixed`: a few tokens' weights are held by programs that sum in the order of others."""
-    outputs, inputs = given.outputs, given.inputs
-    if not fixed and ring_serves(given.x, given.weight, given.block_n, given.block_k):
-        return ring_tile(tokens, outputs, inputs)
-    tile = early_tile(tokens, outputs, inputs)
-    ordered = ordered_tile(tokens, outputs, inputs, tile.parts) if fixed else None
-    return ordered or tile
-
-
 def _launch_fixed(given: Given, out: Tensor) -> Tensor:
     """`out`, in pieces of FIXED_PIECE tokens."""
     tile, lines = tile_of(given, True), out.view(-1, given.outputs)
-    assert tile is not None and not isinstance(tile, HeldTile | FewTile)
+    assert tile is not None and not isinstance(tile, FewTile)
     parts = given.x.view(-1, given.inputs).split(FIXED_PIECE)
     for x, piece in zip(parts, lines.split(FIXED_PIECE), strict=True):
         launch(given._replace(x=x, tokens=len(x)), piece, tile)
@@ -269,9 +259,7 @@ def launch(given: Given, out: Tensor, tile: Tile) -> Tensor:
 def shares(given: Given, tile: Tile) -> tuple[int, int]:
     """(inputs of one of the programs that share an output's; how many such programs there are)."""
     match tile:
-        case HeldTile():
-            return tile.blocks * tile.rounds * given.block_k, tile.parts
-        case OrderedTile() if tile.parts == 1:
+        case HeldTile() if tile.parts == 1:
             return given.inputs, 1
         case FewTile():
             return share_of(given.inputs, given.block_k * tile.slices, tile.parts)
@@ -283,7 +271,7 @@ def fill_parts(given: Given, room: Tensor, tile: Tile) -> None:
     """`room`, as `room_for_parts` makes it, set to what programs find; it is yet to be added up."""
     share, parts = shares(given, tile)
     match tile:
-        case HeldTile() | OrderedTile():
+        case HeldTile():
             _fill_held(given, room, tile, share, parts)
         case FewTile():
             _fill_few(given, room, tile, share, parts)
@@ -298,19 +286,14 @@ def fill_parts(given: Given, room: Tensor, tile: Tile) -> None:
             _fill_many(given, room, tile, share, parts)
 
 
-def _fill_held(
-    given: Given, room: Tensor, tile: HeldTile | OrderedTile, share: int, parts: int
-) -> None:
+def _fill_held(given: Given, room: Tensor, tile: HeldTile, share: int, parts: int) -> None:
     """Of at most 8 tokens."""
-    kernel, more = held_products, {}
-    if isinstance(tile, OrderedTile):
-        kernel, more = ordered_products, {"APART": tile.apart}
     even = share == tile.blocks * tile.rounds * given.block_k and given.inputs == share * parts
-    kernel[(triton.cdiv(given.outputs, tile.outputs), parts)](
+    held_products[(triton.cdiv(given.outputs, tile.outputs), parts)](
         *given.args(room, share), OUTPUTS=tile.outputs, TOKENS=MOST_HELD_TOKENS,
-        BLOCKS=tile.blocks, ROUNDS=tile.rounds, STEP=given.block_k,
-        EVEN=even, ASM=uses_matrix_units(given.x), CHAINED=CHAINED, **more,
-        num_warps=tile.warps, maxnreg=tile.registers, launch_pdl=CHAINED,
+        BLOCKS=tile.blocks, ROUNDS=tile.rounds, APART=tile.apart, STEP=given.block_k, EVEN=even,
+        ASM=uses_matrix_units(given.x), CHAINED=CHAINED, num_warps=tile.warps,
+        maxnreg=tile.registers, launch_pdl=CHAINED,
     )  # fmt: skip
 
 
