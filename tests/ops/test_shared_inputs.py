@@ -115,7 +115,7 @@ def test_products_fed_by_rings_agree(
 
 
 @needs_hopper
-@pytest.mark.parametrize("tokens", [17, 32])
+@pytest.mark.parametrize("tokens", [17, 32, 100])
 def test_rows_that_no_copy_may_begin_at_are_multiplied_all_the_same(tokens: int) -> None:
     given, expected = projected(tokens, 200, 256, torch.bfloat16)
     moved = torch.empty(given.x.numel() + 1, dtype=torch.bfloat16, device=DEVICE)[1:]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 projections of 17 to 32 tokens on Hopper, fed by rings in shared memory.
+"""FP8 projections of 17 to 128 tokens on Hopper, fed by rings in shared memory.
 
 See `sources/ring_products.cu`. More tokens are left to `early_products`, which also stands in where
-this kernel cannot run: it has tiles for up to 128, but whether a round gains by them is open.
+this kernel cannot run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BLOCK = 128
 ALIGNED = 16
 """Bytes: where copies may begin."""
 
-MOST_TOKENS = 32
-"""Beyond them timings of whole rounds disagree: see the lab, 2026-12-01."""
+MOST_TOKENS = 128
+"""A block has all tokens."""
 
 MOST_HELD_TOKENS = 64
 """From here on warps hand on registers, for which four more of them are launched."""
