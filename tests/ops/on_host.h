@@ -149,9 +149,6 @@ inline int swap_if(int* at, int expected, int value) {
 inline void lower(int* at, int value) { *at = min(*at, value); }
 inline void set_bits(unsigned* at, unsigned bits) { *at |= bits; }
 inline int next_of(int* counter) { return (*counter)++; }
-inline unsigned larger_halves(unsigned pair, unsigned other) {
-  return max(pair & 0xffffu, other & 0xffffu) | max(pair >> 16, other >> 16) << 16;
-}
 inline float without_nan(float x) { return std::fmax(x, -INFINITY); }
 inline unsigned bits_of(float value) { return std::bit_cast<unsigned>(value); }
 inline void follow() {}
@@ -339,9 +336,6 @@ inline unsigned nearest_half(float x) {
 }
 inline unsigned rounded_pair(float low, float high) {
   return nearest_half(low) | nearest_half(high) << 16;
-}
-inline unsigned rounded_positives(float low, float high) {
-  return rounded_pair(low < 0 ? 0 : low, high < 0 ? 0 : high);
 }
 struct Eight { float of[8]; };
 inline Eight widened(uint4 pairs) {

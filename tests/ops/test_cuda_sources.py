@@ -48,8 +48,9 @@ extern "C" void run(const void* query, const float* gates, const unsigned char* 
                     int width, int parts, int share, int pages, int length, int skip) {
   int bytes = QUERIES * HEADS * (ROW + 4) + GROUPS * STAGES * (STAGE + 8);
   run_blocks(batch * parts * share, 1, THREADS, bytes, [=] {
-    NAME((const unsigned short*)query, gates, keys, table, rows, lens, out, width, parts, share,
-         pages, length, skip, width * HEADS * DIM, HEADS * DIM, DIM, width * HEADS, HEADS);
+    index_logits((const unsigned short*)query, gates, keys, table, rows, lens, out, width, parts,
+                 share, pages, length, skip, width * HEADS * DIM, HEADS * DIM, DIM, width * HEADS,
+                 HEADS);
   });
 }
 """
@@ -153,27 +154,17 @@ def test_one_block_s_registers_take_the_same(short: Call, kind: str, k: int) -> 
     takes_the_best(short, kind, k)
 
 
-PLAIN = {"FP8": 0, "GROUPS": 1, "STAGES": 2, "BLOCKS": 1}
-PACKED = {"FP8": 1, "STAGES": 2}
-
-
 @pytest.mark.parametrize(
-    ("constants", "width", "queries"),
-    [
-        ({**PLAIN, "HEADS": 32, "QUERIES": 2, "JOINED": 2, "BUFFERS": 1, "PAGE": 128}, 2, 2),
-        ({**PLAIN, "HEADS": 32, "QUERIES": 2, "JOINED": 1, "BUFFERS": 2, "PAGE": 64}, 3, 2),
-        ({**PACKED, "HEADS": 32, "JOINED": 1, "SPLIT": 1, "GROUPS": 3, "PAGE": 64}, 1, 1),
-        ({**PACKED, "HEADS": 32, "JOINED": 6, "SPLIT": 1, "GROUPS": 2, "PAGE": 128}, 5, 6),
-        ({**PACKED, "HEADS": 64, "JOINED": 4, "SPLIT": 1, "GROUPS": 2, "PAGE": 64}, 4, 4),
-        ({**PACKED, "HEADS": 64, "JOINED": 3, "SPLIT": 2, "GROUPS": 2, "PAGE": 64}, 7, 6),
-    ],
+    ("packed", "heads", "width", "parts", "page"),
+    [(1, 32, 1, 1, 64), (1, 32, 3, 2, 128), (0, 32, 2, 1, 128), (1, 64, 2, 1, 64)],
 )
 def test_index_logits_agree_up_to_rounding(
-    tmp_path: Path, constants: dict[str, int], width: int, queries: int
+    tmp_path: Path, packed: int, heads: int, width: int, parts: int, page: int
 ) -> None:
-    packed, heads, page = constants["FP8"], constants["HEADS"], constants["PAGE"]
-    name = "packed_logits" if packed else "index_logits"
-    run = built(tmp_path, name, LOGITS.replace("NAME", name), constants)
+    constants = {"FP8": packed, "HEADS": heads, "QUERIES": -(-width // parts), "GROUPS": 1 + packed}
+    constants |= {"STAGES": 2, "PAGE": page, "BLOCKS": 1, "JOINED": 2 - width % 2}
+    constants["BUFFERS"] = 2 if parts > 1 else 1
+    run = built(tmp_path, "index_logits", LOGITS, constants)
     pages = draw_pages(3, batch=3, width=width, columns=5, size=page)
     lens = pages.kv_lens.clone()
     lens[0], lens[1] = pages.length - width + torch.arange(width), 70
@@ -190,11 +181,11 @@ def test_index_logits_agree_up_to_rounding(
     expected = SPECIFICATIONS[name](query, gates.double(), *args[2:])
     for skip in (0, 80):
         out = torch.full((3, width, pages.length), math.nan)
-        sizes = 3, width, -(-width // queries), 2, pages.table.shape[1], pages.length, skip
+        sizes = 3, width, parts, 2, pages.table.shape[1], pages.length, skip
         run(*places(*args, out), *sizes)
         seen = (lens > skip)[..., None] & expected.isfinite()
         off = (out - expected)[seen].abs().max()
-        assert off <= (2**-8 if packed else 2e-5) * expected[seen].abs().max()
+        assert off <= 2e-5 * expected[seen].abs().max()
         if skip == 0:
             assert torch.equal(out.isneginf(), expected.isneginf())
 

@@ -44,13 +44,12 @@ def test_bodies_agree_on_the_worst_of_activations(model: str, kind: str) -> None
 def test_a_body_that_is_off_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     load_kernels("cpu")
     calls = shapes(recorded("demo", "float32"))
-    honest = IMPLEMENTATIONS["sparse_mla", "cpu"]
-    monkeypatch.setitem(
-        IMPLEMENTATIONS, ("sparse_mla", "cpu"), lambda *args: honest(*args) * (1 + 1e-4)
-    )
+    name = "sparse_mla_values"
+    honest = IMPLEMENTATIONS[name, "cpu"]
+    monkeypatch.setitem(IMPLEMENTATIONS, (name, "cpu"), lambda *args: honest(*args) * (1 + 1e-4))
     named = faults(calls, "cpu", "cpu")
     assert named
-    assert all(one.startswith("sparse_mla: result 0: ") for one in named)
+    assert all(one.startswith(f"{name}: result 0: ") for one in named)
 
 
 @pytest.mark.parametrize("name", ["latents", "index", "keys"])

@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from freewheel.ops.cuda.chain import CHAINED, follow
-from freewheel.ops.cuda.group_logits import is_served
-from freewheel.ops.cuda.packed_logits import logits_of_packed
+from freewheel.ops.cuda.group_logits import is_served, logits_by_groups
 from freewheel.ops.cuda.packing import codes_of, largest_of, tile_scale, views
 from freewheel.ops.cuda.streaming import widen_fp8
 from freewheel.ops.registry import SPECIFICATIONS, implement
@@ -89,7 +88,7 @@ def fp8_index_logits(
     args = (query, head_weights, index_keys, page_table, rows, kv_lens)
     room = page_table.shape[1] * index_keys.shape[1]
     if is_served(query, head_weights, index_keys, room, packed=True):
-        return logits_of_packed(*args, skip)
+        return logits_by_groups(*args, skip)
     if head_weights.dtype == torch.float64:
         return SPECIFICATIONS["fp8_index_logits"](*args)
     (batch, width, heads, dim), page_size = query.shape, index_keys.shape[1]

@@ -37,13 +37,6 @@ __device__ inline unsigned rounded_pair(float low, float high) {
   return pair;
 }
 
-// The same, with what is negative as 0.
-__device__ inline unsigned rounded_positives(float low, float high) {
-  unsigned pair;
-  asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
 // Eight bfloat16 as floats, and the nearest ones of floats.
 struct Eight { float of[8]; };
 __device__ inline Eight widened(uint4 pairs) {

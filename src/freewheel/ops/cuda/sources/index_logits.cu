@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Index logits over keys in bfloat16: as ops.attention.index_logits. Packed keys: packed_logits.cu.
+// Index logits: as ops.attention.index_logits over keys in bfloat16, or ops.packed.fp8_index_logits
+// over packed keys, in which a query is rounded to FP8 too.
 //
 // A warp group scores 64 keys at a time for all queries of its block, so a key is read once. Keys
 // come by bulk copies, several on their way; they meet the queries as rows from registers, where
@@ -7,20 +8,25 @@
 // both sides: of every 128 bytes, a step takes word `step` of each 16. Sums over heads are made in
 // one order whatever the number of queries.
 //
-// Constants: HEADS (32 or 64), QUERIES of a block, JOINED of them in one product (1, or 2 of an
+// Constants: FP8, HEADS (32 or 64), QUERIES of a block, JOINED of them in one product (1, or 2 of an
 // even number), BUFFERS of products, GROUPS of four warps, STAGES of keys on their way, PAGE (a
 // multiple of 64), BLOCKS of a multiprocessor at least.
 
 #define DIM 128
-#define ROW (2 * DIM)  // bytes of a key
+#define ROW (FP8 ? DIM : 2 * DIM)  // bytes of a key
 #define KEYS 64
-#define STAGE (KEYS * ROW)
+#define SCALES (FP8 ? 4 * KEYS : 0)
+#define STAGE (KEYS * ROW + SCALES)
 #define THREADS (128 * GROUPS)
-#define PAGE_BYTES (PAGE * ROW)
+#define PAGE_BYTES (PAGE * (ROW + (FP8 ? 4 : 0)))
 #define STEPS (ROW / 32)
 #define CHUNKS (ROW / 64)  // of 16 bytes, of a key and thread
 #define SUMS (JOINED * HEADS / 2)
 #define BATCH 4  // heads that 16 lanes load at once
+
+// No product of FP8 rows is larger. Products are divided by it, so that clipping, which is cheaper,
+// cuts off what is negative and nothing else. (NaN is in the scales.)
+#define LARGEST (FP8 ? 0x1p25f : 1.0f)
 
 // Where 4 bytes stand that are word `word` of 16 bytes `chunk` of a query's head.
 __device__ inline int place_of_word(int head, int chunk, int word) {
@@ -29,11 +35,42 @@ __device__ inline int place_of_word(int head, int chunk, int word) {
   return head / 8 * (8 * ROW) + sixteen * 128 + head % 8 * 16 + chunk % 4 * 4;
 }
 
-// One head's share of 16 lanes, 8 values each, to its places.
-__device__ inline void place_head(unsigned char* columns, int head, uint4 eight) {
+__device__ inline float half_of(unsigned pair, int nth) {
+  return value_of(nth ? pair & 0xffff0000u : pair << 16);
+}
+
+// One head's share of 16 lanes, 8 values each, to its places; returns the factor of its products.
+__device__ inline float place_head(unsigned char* columns, int head, uint4 eight) {
   unsigned pair[4] = {eight.x, eight.y, eight.z, eight.w};
+  int part = lane() & 15;
+#if FP8
+  float most = 0, x[8];
+  bool unknown = false;
+  for (int i = 0; i < 8; i++) {
+    x[i] = half_of(pair[i / 2], i & 1);
+    unknown |= x[i] != x[i];
+    most = max(most, x[i] < 0 ? -x[i] : x[i]);
+  }
+  for (int mask = 1; mask < 16; mask *= 2) most = max(most, xor_lane(most, mask));
+  unsigned strange = lanes_with(unknown);
+  if (strange >> (lane() & 16) & 0xffff) most = value_of(0x7fc00000u);
+  float scale = most == 0 ? 1 : most / 448;
+  scale = scale < 0x1p-126f ? 0x1p-126f : scale;
+  float inverse = 1 / scale;
+  for (int i = 0; i < 8; i++) {  // x / scale, rounded once (P. Markstein, 1990)
+    float near = x[i] * inverse;
+    x[i] = fmaf(fmaf(-near, scale, x[i]), inverse, near);
+  }
+  for (int i = 0; i < 2; i++) {
+    unsigned codes = codes_of(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+    *(unsigned*)(columns + place_of_word(head, part / 2, part % 2 * 2 + i)) = codes;
+  }
+  return scale * LARGEST;
+#else
   for (int i = 0; i < 4; i++)
-    *(unsigned*)(columns + place_of_word(head, lane() & 15, i)) = pair[i];
+    *(unsigned*)(columns + place_of_word(head, part, i)) = pair[i];
+  return 1;
+#endif
 }
 
 template <int n> struct Number { static constexpr int value = n; };
@@ -74,11 +111,15 @@ __device__ inline void begin_copy(const unsigned char* keys, const Tiles& tiles,
   const unsigned char* own = keys + (long long)page * PAGE_BYTES;
   unsigned char* to = ring + stage * STAGE;
   expect(arrivals + stage, STAGE);
-  copy_in(to, own + inner * STAGE, STAGE, arrivals + stage);
+  int together = PAGE == KEYS ? STAGE : KEYS * ROW;
+  copy_in(to, own + inner * KEYS * ROW, together, arrivals + stage);
+  if (together < STAGE)
+    copy_in(to + KEYS * ROW, own + PAGE * ROW + inner * SCALES, SCALES, arrivals + stage);
 }
 
 struct Rows {
   uint4 upper[CHUNKS], lower[CHUNKS];  // of key `lane / 4` of the warp, and of the one 8 below
+  float upper_scale, lower_scale;
 };
 
 __device__ inline unsigned word_of(const uint4& four, int nth) {
@@ -99,22 +140,26 @@ __device__ inline void begin_products(float (&sums)[SUMS], const Rows& rows,
   close_products();
 }
 
+__device__ inline float positive(float product) {
+  return FP8 ? clipped(product * (1 / LARGEST)) : relu(product);
+}
+
 // Store the logits of the `nth` of joined queries for the warp's 16 keys, the first of which is `at`.
 __device__ inline void store_logits(const float (&sums)[SUMS], int nth, const float* gates,
-                                    float* out, int at, int bound, int length) {
+                                    const Rows& rows, float* out, int at, int bound, int length) {
   int own = nth * (HEADS / 2);
   float upper = 0, lower = 0;
 #pragma unroll
   for (int i = 0; i < HEADS / 8; i++) {
     float2 gate = *(const float2*)(gates + 8 * i + lane() % 4 * 2);
-    upper += relu(sums[own + 4 * i]) * gate.x, upper += relu(sums[own + 4 * i + 1]) * gate.y;
-    lower += relu(sums[own + 4 * i + 2]) * gate.x, lower += relu(sums[own + 4 * i + 3]) * gate.y;
+    upper += positive(sums[own + 4 * i]) * gate.x, upper += positive(sums[own + 4 * i + 1]) * gate.y;
+    lower += positive(sums[own + 4 * i + 2]) * gate.x, lower += positive(sums[own + 4 * i + 3]) * gate.y;
   }
   for (int mask = 1; mask < 4; mask *= 2)
     upper += xor_lane(upper, mask), lower += xor_lane(lower, mask);
   bool below = lane() & 1;
   int key = at + lane() / 4 + 8 * below;
-  float total = below ? lower : upper;
+  float total = below ? lower * rows.lower_scale : upper * rows.upper_scale;
   if (lane() % 4 < 2 && key < length)
     out[key] = key < bound ? total : value_of(0xff800000u);
 }
@@ -173,8 +218,8 @@ index_logits(const unsigned short* query, const float* gates, const unsigned cha
     for (int i = 0; i < BATCH; i++) {
       if (nth >= QUERIES * HEADS) break;
       unsigned char* to = columns + nth / HEADS * (HEADS * ROW);
-      place_head(to, nth % HEADS, heads.eight[i]);
-      if ((lane() & 15) == 0) factors[nth] = heads.gate[i];
+      float factor = place_head(to, nth % HEADS, heads.eight[i]);
+      if ((lane() & 15) == 0) factors[nth] = heads.gate[i] * factor;
       nth += THREADS / 16;
     }
     if (nth < QUERIES * HEADS)
@@ -197,6 +242,8 @@ index_logits(const unsigned short* query, const float* gates, const unsigned cha
       held.upper[i] = *(const uint4*)(own + row * ROW + (quarter + 4 * i) * 16);
       held.lower[i] = *(const uint4*)(own + (row + 8) * ROW + (quarter + 4 * i) * 16);
     }
+    const float* scales = (const float*)(own + KEYS * ROW);
+    held.upper_scale = FP8 ? scales[row] : 1, held.lower_scale = FP8 ? scales[row + 8] : 1;
     group_sync(group);  // the stage is free
     int coming = nth + STAGES;
     if (leader && coming < tiles.count) {
@@ -218,7 +265,7 @@ index_logits(const unsigned short* query, const float* gates, const unsigned cha
       for (int i = 0; i < JOINED; i++) {
         int nth = w.value + i;
         if (first + nth < width)
-          store_logits(own, i, factors + nth * HEADS, own_out + (long long)nth * length, from,
+          store_logits(own, i, factors + nth * HEADS, held, own_out + (long long)nth * length, from,
                        bounds[nth], length);
       }
       if constexpr (next < QUERIES) {

@@ -30,10 +30,6 @@ __device__ inline int swap_if(int* at, int expected, int value) {
 }
 __device__ inline void lower(int* at, int value) { atomicMin(at, value); }
 __device__ inline void set_bits(unsigned* at, unsigned bits) { atomicOr(at, bits); }
-// Of two pairs of 16 bits, unsigned, the larger.
-__device__ inline unsigned larger_halves(unsigned pair, unsigned other) {
-  return __vmaxu2(pair, other);
-}
 // NaN becomes -inf.
 __device__ inline float without_nan(float x) { return fmaxf(x, __uint_as_float(0xff800000u)); }
 __device__ inline unsigned bits_of(float value) { return __float_as_uint(value); }

@@ -59,28 +59,60 @@ __device__ inline void await_products(float (&sums)[n]) {
   for (int i = 0; i < n; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// 32 bytes of 64 rows times so many columns, added to `s` if `more`.
-#define TEN(n) "%" #n "0,%" #n "1,%" #n "2,%" #n "3,%" #n "4,%" #n "5,%" #n "6,%" #n "7,%" #n "8,%" #n "9,"
-#define SIXTEEN "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define THIRTY "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9," TEN(1) TEN(2)
-#define SIXTY THIRTY TEN(3) TEN(4) TEN(5)
-#define NINETY SIXTY TEN(6) TEN(7) TEN(8)
-#define SUM8(i) "+f"(s[i]), "+f"(s[i + 1]), "+f"(s[i + 2]), "+f"(s[i + 3]), "+f"(s[i + 4]), \
-                "+f"(s[i + 5]), "+f"(s[i + 6]), "+f"(s[i + 7])
-#define SUM32(i) SUM8(i), SUM8(i + 8), SUM8(i + 16), SUM8(i + 24)
-#define MULTIPLY(columns, n, places, left, right, flag, ...)                                   \
-  __device__ inline void multiply(float (&s)[n], unsigned a, unsigned b, unsigned c, unsigned d, \
-                                  unsigned long long at, int more) {                           \
-    asm volatile("{\n.reg .pred more;\nsetp.ne.b32 more, " flag ", 0;\n"                       \
-                 "wgmma.mma_async.sync.aligned.m64n" #columns PRODUCT " {" places "}, {" left  \
-                 "}, " right ", more, 1, 1" ORDER ";\n}"                                       \
-                 : __VA_ARGS__                                                                 \
-                 : "r"(a), "r"(b), "r"(c), "r"(d), "l"(at), "r"(more));                        \
-  }
-MULTIPLY(32, 16, SIXTEEN, "%16,%17,%18,%19", "%20", "%21", SUM8(0), SUM8(8))
-MULTIPLY(64, 32, THIRTY "%30,%31", "%32,%33,%34,%35", "%36", "%37", SUM32(0))
-MULTIPLY(128, 64, SIXTY "%60,%61,%62,%63", "%64,%65,%66,%67", "%68", "%69", SUM32(0), SUM32(32))
-MULTIPLY(192, 96, NINETY "%90,%91,%92,%93,%94,%95", "%96,%97,%98,%99", "%100", "%101", SUM32(0),
-         SUM32(32), SUM32(64))
-MULTIPLY(256, 128, NINETY TEN(9) TEN(10) TEN(11) "%120,%121,%122,%123,%124,%125,%126,%127",
-         "%128,%129,%130,%131", "%132", "%133", SUM32(0), SUM32(32), SUM32(64), SUM32(96))
+// 32 bytes of 64 rows times 128 columns, added to `s` if `more`.
+__device__ inline void multiply(float (&s)[64], unsigned a, unsigned b, unsigned c, unsigned d,
+                                unsigned long long columns, int more) {
+  asm volatile(
+      "{\n.reg .pred more;\nsetp.ne.b32 more, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128" PRODUCT " {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16,"
+      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46,"
+      "%47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61,"
+      "%62, %63"
+      "}, {%64, %65, %66, %67}, %68, more, 1, 1" ORDER ";\n}"
+      : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
+        "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]),
+        "+f"(s[13]), "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]),
+        "+f"(s[19]), "+f"(s[20]), "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]),
+        "+f"(s[25]), "+f"(s[26]), "+f"(s[27]), "+f"(s[28]), "+f"(s[29]), "+f"(s[30]),
+        "+f"(s[31]), "+f"(s[32]), "+f"(s[33]), "+f"(s[34]), "+f"(s[35]), "+f"(s[36]),
+        "+f"(s[37]), "+f"(s[38]), "+f"(s[39]), "+f"(s[40]), "+f"(s[41]), "+f"(s[42]),
+        "+f"(s[43]), "+f"(s[44]), "+f"(s[45]), "+f"(s[46]), "+f"(s[47]), "+f"(s[48]),
+        "+f"(s[49]), "+f"(s[50]), "+f"(s[51]), "+f"(s[52]), "+f"(s[53]), "+f"(s[54]),
+        "+f"(s[55]), "+f"(s[56]), "+f"(s[57]), "+f"(s[58]), "+f"(s[59]), "+f"(s[60]),
+        "+f"(s[61]), "+f"(s[62]), "+f"(s[63])
+      : "r"(a), "r"(b), "r"(c), "r"(d), "l"(columns), "r"(more));
+}
+
+// 32 bytes of 64 rows times 64 columns, added to `s` if `more`.
+__device__ inline void multiply(float (&s)[32], unsigned a, unsigned b, unsigned c, unsigned d,
+                                unsigned long long columns, int more) {
+  asm volatile(
+      "{\n.reg .pred more;\nsetp.ne.b32 more, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64" PRODUCT " {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16,"
+      "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, {%32, %33, %34, %35}, %36, more, 1, 1" ORDER ";\n}"
+      : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
+        "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]),
+        "+f"(s[13]), "+f"(s[14]), "+f"(s[15]), "+f"(s[16]), "+f"(s[17]), "+f"(s[18]),
+        "+f"(s[19]), "+f"(s[20]), "+f"(s[21]), "+f"(s[22]), "+f"(s[23]), "+f"(s[24]),
+        "+f"(s[25]), "+f"(s[26]), "+f"(s[27]), "+f"(s[28]), "+f"(s[29]), "+f"(s[30]),
+        "+f"(s[31])
+      : "r"(a), "r"(b), "r"(c), "r"(d), "l"(columns), "r"(more));
+}
+
+// 32 bytes of 64 rows times 32 columns, added to `s` if `more`.
+__device__ inline void multiply(float (&s)[16], unsigned a, unsigned b, unsigned c, unsigned d,
+                                unsigned long long columns, int more) {
+  asm volatile(
+      "{\n.reg .pred more;\nsetp.ne.b32 more, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32" PRODUCT " {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+      "}, {%16, %17, %18, %19}, %20, more, 1, 1" ORDER ";\n}"
+      : "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3]), "+f"(s[4]), "+f"(s[5]), "+f"(s[6]),
+        "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]), "+f"(s[12]),
+        "+f"(s[13]), "+f"(s[14]), "+f"(s[15])
+      : "r"(a), "r"(b), "r"(c), "r"(d), "l"(columns), "r"(more));
+}
