@@ -74,3 +74,13 @@ def test_a_token_s_bits_are_the_same_alone_and_in_company() -> None:
         place = slice(token, token + 1)
         alone = [a[:, place].contiguous() if i in (0, 5, 6) else a for i, a in enumerate(args)]
         assert torch.equal(run(*alone), together[:, place])
+
+
+def test_tokens_that_begin_anywhere_are_multiplied_all_the_same() -> None:
+    args = case(4, 7168, "random")
+    moved = torch.empty(args[0].numel() + 1, dtype=torch.bfloat16, device="cuda")[1:]
+    moved = moved.view(args[0].shape).copy_(args[0])
+    assert moved.data_ptr() % 16
+    expected = SPECIFICATIONS["block_experts"](args[0].double(), *args[1:])
+    found = IMPLEMENTATIONS["block_experts", "cuda"](moved, *args[1:])
+    assert (found.double() - expected).norm() <= 2**-8 * expected.norm()

@@ -86,7 +86,8 @@ def fits(x: Tensor, own: BlockWeights, shared: BlockWeights | None) -> bool:
     if hidden // ROWS > processors(x.device.index):
         return False
     behind = shared or own
-    if any(t.data_ptr() % 16 for t in (own.gate_up, own.down, behind.gate_up, behind.down)):
+    read = (x, own.gate_up, own.down, behind.gate_up, behind.down)
+    if any(t.data_ptr() % 16 for t in read):
         return False
     parts = shared_parts(width, None if shared is None else shared.down.shape[-1])
     return parts is not None and parts <= MOST_PARTS
