@@ -59,9 +59,10 @@ def test_a_key_read_once_counts_for_those_who_picked_it(
     assert torch.equal(found, again)
 
 
-def test_long_rows_are_read_by_their_own_pages() -> None:
+def test_long_rows_are_read_by_their_own_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows whose tables end in pages of other rows, and one whose lists leave the block."""
     module = keys_of()
+    monkeypatch.setattr(module, "FEWEST", 0)
     pages = draw_pages(3, batch=8, width=4, columns=600, size=64)
     lens = ints(pages.length, 3000, 5, 9000, 2048, 1, 20000, 4096)[:, None].expand(8, 4)
     logits = draw(7, 8, 4, pages.length)
