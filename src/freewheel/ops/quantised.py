@@ -24,6 +24,9 @@ Weights = Callable[[int, torch.dtype], tuple[Tensor, Tensor]]
 Shared = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """gate_up, its scale, down and its scale of a shared expert, or None four times."""
 
+SumExperts = Callable[[Tensor, int, Weights, Tensor, Tensor, float | None], Tensor]
+"""`sum_experts` or its like: a tensor of its own."""
+
 
 def gated(gate_up: Tensor, limit: float | None) -> Tensor:  # [..., 2I] -> [..., I]
     """SwiGLU, clamped as `clamped_silu_mul` does if there is a limit."""
@@ -136,10 +139,18 @@ def block_experts(
     `fixed`: kernels for a GPU keep one order of sums, whatever the number of tokens.
     """
     of = block_weights(gate_up, gate_up_scale, down, down_scale)
-    values = wide(x)
-    total = sum_experts(values, gate_up.shape[0], of, ids, weights, limit)
     shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
-    return (total + shared_output(values, shared, limit)).to(x.dtype)
+    return with_shared(sum_experts, x, gate_up.shape[0], of, ids, weights, limit, shared)
+
+
+def with_shared(
+    sum_chosen: SumExperts, x: Tensor, experts: int, weights_of: Weights, ids: Tensor,
+    weights: Tensor, limit: float | None, shared: Shared,
+) -> Tensor:  # fmt: skip
+    """What `sum_chosen` finds in wide numbers, and a shared expert, rounded once to x's dtype."""
+    values = wide(x)
+    total = sum_chosen(values, experts, weights_of, ids, weights, limit)
+    return total.add_(shared_output(values, shared, limit)).to(x.dtype)
 
 
 def shared_output(x: Tensor, shared: Shared, limit: float | None) -> Tensor:
@@ -195,7 +206,6 @@ def mxfp4_experts(
     A shared expert is in FP8, as `block_experts` takes it. `fixed`: kernels for a GPU keep one
     order of sums, whatever the number of tokens.
     """
-    of, values = mxfp4_weights(gate_up, gate_up_scale, down, down_scale), wide(x)
-    total = sum_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    of = mxfp4_weights(gate_up, gate_up_scale, down, down_scale)
     shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
-    return (total + shared_output(values, shared, limit)).to(x.dtype)
+    return with_shared(sum_experts, x, gate_up.shape[0], of, ids, weights, limit, shared)

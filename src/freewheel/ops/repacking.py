@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from freewheel.ops.codecs import GROUP, dequantise_mxfp4
-from freewheel.ops.dense import wide
-from freewheel.ops.quantised import Weights, fake_experts, shared_output, sum_experts
+from freewheel.ops.quantised import Weights, fake_experts, sum_experts, with_shared
 from freewheel.ops.registry import op
 
 ROWS, INPUTS = 16, 128
@@ -148,10 +147,9 @@ def repacked_experts(
     fixed: bool = False,
 ) -> Tensor:  # [..., H]
     """`mxfp4_experts` of weights that `repack_mxfp4` has put in pieces."""
-    of, values = repacked_weights(gate_up, down), wide(x)
-    total = sum_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    of = repacked_weights(gate_up, down)
     shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
-    return (total + shared_output(values, shared, limit)).to(x.dtype)
+    return with_shared(sum_experts, x, gate_up.shape[0], of, ids, weights, limit, shared)
 
 
 def repacked_weights(gate_up: Tensor, down: Tensor) -> Weights:

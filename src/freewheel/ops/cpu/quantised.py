@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from freewheel.ops.cpu.dense import lanes_by_expert
-from freewheel.ops.dense import wide
 from freewheel.ops.quantised import (
     Weights,
     block_weights,
     mxfp4_weights,
     run_expert,
-    shared_output,
+    with_shared,
 )
 from freewheel.ops.registry import implement
 from freewheel.ops.repacking import repacked_weights
@@ -36,10 +35,9 @@ def block_experts(
     fixed: bool = False,
 ) -> Tensor:
     del fixed
-    of, values = block_weights(gate_up, gate_up_scale, down, down_scale), wide(x)
-    total = _chosen_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    of = block_weights(gate_up, gate_up_scale, down, down_scale)
     shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
-    return total.add_(shared_output(values, shared, limit)).to(x.dtype)
+    return with_shared(_chosen_experts, x, gate_up.shape[0], of, ids, weights, limit, shared)
 
 
 @implement("mxfp4_experts", "cpu")
@@ -59,10 +57,9 @@ def mxfp4_experts(
     fixed: bool = False,
 ) -> Tensor:
     del fixed
-    of, values = mxfp4_weights(gate_up, gate_up_scale, down, down_scale), wide(x)
-    total = _chosen_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    of = mxfp4_weights(gate_up, gate_up_scale, down, down_scale)
     shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
-    return total.add_(shared_output(values, shared, limit)).to(x.dtype)
+    return with_shared(_chosen_experts, x, gate_up.shape[0], of, ids, weights, limit, shared)
 
 
 @implement("repacked_experts", "cpu")
@@ -80,10 +77,9 @@ def repacked_experts(
     fixed: bool = False,
 ) -> Tensor:
     del fixed
-    of, values = repacked_weights(gate_up, down), wide(x)
-    total = _chosen_experts(values, gate_up.shape[0], of, ids, weights, limit)
+    of = repacked_weights(gate_up, down)
     shared = (shared_gate_up, shared_gate_up_scale, shared_down, shared_down_scale)
-    return total.add_(shared_output(values, shared, limit)).to(x.dtype)
+    return with_shared(_chosen_experts, x, gate_up.shape[0], of, ids, weights, limit, shared)
 
 
 def _chosen_experts(
